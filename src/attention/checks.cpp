@@ -1,0 +1,141 @@
+#include "attention/checks.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "text/shape_text.h"
+
+namespace mha::attention {
+namespace {
+
+using torch::Tensor;
+
+/// The dtype in which matrix products of `tensor` are computed: autocast may lower it.
+torch::ScalarType product_dtype(const Tensor& tensor) {
+  const auto device = tensor.device().type();
+  const bool lowered = at::autocast::is_autocast_available(device) &&
+                       at::autocast::is_autocast_enabled(device) && tensor.is_floating_point() &&
+                       tensor.scalar_type() != torch::kDouble;
+  return lowered ? at::autocast::get_autocast_dtype(device) : tensor.scalar_type();
+}
+
+void check_defined(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), name, ": expected a tensor, found an undefined one");
+}
+
+void check_same_device(const char* name, const Tensor& tensor, const char* other, torch::Device expected) {
+  TORCH_CHECK_VALUE(tensor.device() == expected, name, ": expected device ", expected, " (that of ", other,
+                    "), found ", tensor.device());
+}
+
+void check_same_dtype(const char* name, const Tensor& tensor, const char* other, const Tensor& reference) {
+  TORCH_CHECK_VALUE(product_dtype(tensor) == product_dtype(reference), name, ": expected dtype ",
+                    reference.scalar_type(), " (that of ", other, "), found ", tensor.scalar_type());
+}
+
+bool broadcasts_to(c10::IntArrayRef sizes, c10::IntArrayRef target) {
+  if (sizes.size() > target.size()) {
+    return false;
+  }
+  const auto tail = target.slice(target.size() - sizes.size());
+  return std::equal(sizes.begin(), sizes.end(), tail.begin(),
+                    [](int64_t size, int64_t wanted) { return size == wanted || size == 1; });
+}
+
+void check_mask(const Tensor& mask, c10::IntArrayRef scores_sizes, const char* scores_name,
+                const Tensor& query) {
+  if (!mask.defined()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(broadcasts_to(mask.sizes(), scores_sizes), "mask: expected a shape that broadcasts to ",
+                    scores_name, " = ", shape_text(scores_sizes), " without enlarging it, found ",
+                    shape_text(mask.sizes()));
+  check_same_device("mask", mask, "query", query.device());
+  TORCH_CHECK_VALUE(
+      product_dtype(query) != torch::kHalf,
+      "mask: expected none with float16 scores, found one: the fill -1e9 is a value that cannot be "
+      "converted to type at::Half without overflow. Use bfloat16 or float32, or no mask");
+}
+
+}  // namespace
+
+void check_options(const MultiHeadAttentionOptions& options) {
+  TORCH_CHECK_VALUE(options.d_model() > 0, "d_model must be positive, found ", options.d_model());
+  TORCH_CHECK_VALUE(options.num_heads() > 0, "num_heads must be positive, found ", options.num_heads());
+  TORCH_CHECK_VALUE(options.d_model() % options.num_heads() == 0,
+                    "d_model must be divisible by num_heads, found d_model ", options.d_model(),
+                    " and num_heads ", options.num_heads());
+  // Written so that NaN fails too.
+  TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1, "dropout must be within [0, 1], found ",
+                    options.dropout());
+}
+
+void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tensor& value,
+                              const Tensor& mask) {
+  const std::pair<const char*, const Tensor*> inputs[] = {
+      {"query", &query}, {"key", &key}, {"value", &value}};
+  for (const auto& [name, tensor] : inputs) {
+    check_defined(name, *tensor);
+    TORCH_CHECK_VALUE(tensor->dim() >= 2, name,
+                      ": expected at least 2 dimensions (..., length, width), found shape ",
+                      shape_text(tensor->sizes()));
+    check_same_device(name, *tensor, "query", query.device());
+    check_same_dtype(name, *tensor, "query", query);
+  }
+  TORCH_CHECK_VALUE(key.size(-1) == query.size(-1), "key: expected last dimension ", query.size(-1),
+                    " (d_k of query), found shape ", shape_text(key.sizes()));
+  TORCH_CHECK_VALUE(value.size(-2) == key.size(-2), "value: expected length ", key.size(-2),
+                    " (key_len), found shape ", shape_text(value.sizes()));
+
+  // Leading dimensions broadcast as torch::matmul broadcasts them.
+  const auto query_leading = query.sizes().slice(0, static_cast<size_t>(query.dim() - 2));
+  const auto key_leading = key.sizes().slice(0, static_cast<size_t>(key.dim() - 2));
+  auto scores_sizes = std::vector<int64_t>(static_cast<size_t>(std::max(query.dim(), key.dim()) - 2), 1);
+  for (const auto& leading : {query_leading, key_leading}) {
+    for (size_t i = 0; i < leading.size(); ++i) {
+      auto& size = scores_sizes[scores_sizes.size() - leading.size() + i];
+      TORCH_CHECK_VALUE(size == 1 || leading[i] == 1 || size == leading[i],
+                        "key: expected leading dimensions that ", "broadcast with those of query ",
+                        shape_text(query.sizes()), ", found shape ", shape_text(key.sizes()));
+      size = size == 1 ? leading[i] : size;
+    }
+  }
+  scores_sizes.push_back(query.size(-2));
+  scores_sizes.push_back(key.size(-2));
+  check_mask(mask, scores_sizes, "the scores (..., query_len, key_len)", query);
+}
+
+void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, const Tensor& key,
+                   const Tensor& value, const Tensor& mask) {
+  struct Input {
+    const char* name;
+    const Tensor& tensor;
+    const char* weight_name;
+    const Tensor& weight;
+  };
+  const Input inputs[] = {{"query", query, "W_q.weight", module.W_q->weight},
+                          {"key", key, "W_k.weight", module.W_k->weight},
+                          {"value", value, "W_v.weight", module.W_v->weight}};
+  for (const auto& input : inputs) {
+    check_defined(input.name, input.tensor);
+    TORCH_CHECK_VALUE(input.tensor.dim() == 3, input.name,
+                      ": expected 3 dimensions (batch, length, d_model = ", module.d_model, "), found shape ",
+                      shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(2) == module.d_model, input.name, ": expected last dimension ",
+                      module.d_model, " (d_model), found shape ", shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(0) > 0, input.name, ": expected a batch of at least 1, found shape ",
+                      shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(0) == query.size(0), input.name, ": expected batch ", query.size(0),
+                      " (that of query), found shape ", shape_text(input.tensor.sizes()));
+    check_same_device(input.name, input.tensor, input.weight_name, input.weight.device());
+    check_same_dtype(input.name, input.tensor, input.weight_name, input.weight);
+  }
+  TORCH_CHECK_VALUE(value.size(1) == key.size(1), "value: expected length ", key.size(1),
+                    " (key_len), found shape ", shape_text(value.sizes()));
+  const int64_t scores_sizes[] = {query.size(0), module.num_heads, query.size(1), key.size(1)};
+  check_mask(mask, scores_sizes, "(batch, num_heads, query_len, key_len)", query);
+}
+
+}  // namespace mha::attention

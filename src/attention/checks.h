@@ -1,0 +1,20 @@
+// What attention refuses, each with one sentence that names what was expected and what was found.
+#pragma once
+
+#include <torch/types.h>
+
+#include "mha/attention.h"
+
+namespace mha::attention {
+
+void check_options(const MultiHeadAttentionOptions& options);
+
+/// Arguments of scaled_dot_product_attention.
+void check_scaled_dot_product(const torch::Tensor& query, const torch::Tensor& key,
+                              const torch::Tensor& value, const torch::Tensor& mask);
+
+/// Arguments of MultiHeadAttentionImpl::forward.
+void check_forward(const MultiHeadAttentionImpl& module, const torch::Tensor& query, const torch::Tensor& key,
+                   const torch::Tensor& value, const torch::Tensor& mask);
+
+}  // namespace mha::attention

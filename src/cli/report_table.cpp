@@ -1,0 +1,174 @@
+#include "cli/report_table.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "text/quote.h"
+
+namespace mha::cli {
+namespace {
+
+using parity::CaseReport;
+using parity::TensorReport;
+using parity::Verdict;
+
+std::string painted(Verdict verdict, bool color) {
+  const auto text = parity::verdict_text(verdict);
+  if (!color) {
+    return std::string(text);
+  }
+  const char* code = verdict == Verdict::bit_exact          ? "32"
+                     : verdict == Verdict::within_tolerance ? "33"
+                                                            : "31";
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("({}{})", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+}
+
+std::string grouped(int64_t number) {
+  auto digits = std::to_string(number);
+  constexpr int64_t group = 3;
+  for (auto i = static_cast<int64_t>(digits.size()) - group; i > 0; i -= group) {
+    digits.insert(static_cast<size_t>(i), ",");
+  }
+  return digits;
+}
+
+constexpr size_t columns = 7;
+constexpr size_t verdict_column = 3;
+using Row = std::array<std::string, columns>;
+
+std::string remarks(const TensorReport& tensor) {
+  std::string text;
+  const auto add = [&](const std::string& remark) { text += (text.empty() ? "" : "; ") + remark; };
+  if (!tensor.note.empty()) {
+    add(tensor.note);
+  }
+  if (tensor.mismatched > 0) {
+    add("worst at " + shape_text(tensor.index));
+  }
+  if (tensor.non_finite != tensor.reference_non_finite) {
+    add(fmt::format("NaN {} and inf {} here, {} and {} in the reference", tensor.non_finite.nan,
+                    tensor.non_finite.inf, tensor.reference_non_finite.nan, tensor.reference_non_finite.inf));
+  } else if (tensor.non_finite != parity::NonFinite{}) {
+    add(fmt::format("NaN {}, inf {} on both sides", tensor.non_finite.nan, tensor.non_finite.inf));
+  }
+  if (tensor.verdict != Verdict::not_comparable && tensor.total == 0) {
+    add("empty");
+  }
+  if (tensor.all_zero) {
+    add("all zeros on both sides");
+  }
+  return text;
+}
+
+Row row(const TensorReport& tensor) {
+  const bool compared = tensor.verdict != Verdict::not_comparable;
+  return {escape(tensor.name),
+          tensor.dtype.empty() ? "" : shape_text(tensor.shape),
+          tensor.dtype,
+          std::string(parity::verdict_text(tensor.verdict)),
+          compared ? fmt::format("{:.3g}", tensor.max_abs) : "",
+          compared && tensor.max_ulp ? fmt::format("{}", *tensor.max_ulp) : "",
+          compared ? fmt::format("{} / {}", grouped(tensor.mismatched), grouped(tensor.total)) : ""};
+}
+
+std::string table_text(const std::vector<TensorReport>& tensors, bool color) {
+  std::vector<Row> rows = {{"tensor", "shape", "dtype", "verdict", "max abs", "max ULP", "mismatched"}};
+  for (const auto& tensor : tensors) {
+    rows.push_back(row(tensor));
+  }
+  std::array<size_t, columns> widths{};
+  for (const auto& cells : rows) {
+    for (size_t i = 0; i < columns; ++i) {
+      widths[i] = std::max(widths[i], cells[i].size());
+    }
+  }
+  std::string text;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::string line = " ";
+    for (size_t i = 0; i < columns; ++i) {
+      const bool is_number = i > verdict_column;
+      auto cell = is_number ? fmt::format("{:>{}}", rows[r][i], widths[i])
+                            : fmt::format("{:<{}}", rows[r][i], widths[i]);
+      if (r > 0 && i == verdict_column && color) {
+        cell = painted(tensors[r - 1].verdict, color) + std::string(widths[i] - rows[r][i].size(), ' ');
+      }
+      line += " " + cell + (i + 1 < columns ? " " : "");
+    }
+    const auto remark = r == 0 ? "" : remarks(tensors[r - 1]);
+    line += remark.empty() ? "" : "   " + remark;
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+/// `21 tensors, 1,234,567 elements`.
+std::string amount(const std::vector<TensorReport>& tensors) {
+  int64_t elements = 0;
+  for (const auto& tensor : tensors) {
+    elements += tensor.total;
+  }
+  return fmt::format("{} tensors, {} elements", tensors.size(), grouped(elements));
+}
+
+}  // namespace
+
+bool use_color(std::FILE* stream) {
+  const char* no_color = std::getenv("NO_COLOR");
+  return (no_color == nullptr || *no_color == '\0') && isatty(fileno(stream)) == 1;
+}
+
+std::string report_text(const CaseReport& report, bool color) {
+  std::string text = fmt::format("case         {}\n", escape(report.name, std::string::npos));
+  if (!report.description.empty()) {
+    text += fmt::format("module       {}\n", report.description);
+    text += fmt::format(
+        "environment  LibTorch {}, {}: ", report.environment.torch_version,
+        report.environment.cpu_model.empty() ? "unknown processor" : report.environment.cpu_model);
+    text += report.differences.empty() ? "as in the case\n"
+                                       : fmt::format("not the case's\n             {}\n",
+                                                     fmt::join(report.differences, "\n             "));
+  }
+  text += fmt::format("required     {}\n\n", report.bits_required ? "bits" : "tolerance");
+  text += table_text(report.tensors, color) + "\n";
+  if (report.first_divergence) {
+    text += fmt::format("first divergence: {}{}{}\n", escape(report.first_divergence->name),
+                        report.first_divergence->hint.empty() ? "" : ": ", report.first_divergence->hint);
+  }
+  text += fmt::format("verdict: {} ({})\n", painted(report.verdict, color), amount(report.tensors));
+  return text;
+}
+
+std::string summary_line(const CaseReport& report, bool color) {
+  const auto text = parity::verdict_text(report.verdict);
+  constexpr size_t widest = 16;
+  return fmt::format("{}{}  {}  ({})\n", painted(report.verdict, color),
+                     std::string(widest - std::min(widest, text.size()), ' '),
+                     escape(report.name, std::string::npos), amount(report.tensors));
+}
+
+std::string totals_line(const std::vector<CaseReport>& reports, bool color) {
+  auto worst = Verdict::bit_exact;
+  std::array<size_t, 4> counts{};
+  for (const auto& report : reports) {
+    worst = std::max(worst, report.verdict);
+    ++counts.at(static_cast<size_t>(report.verdict));
+  }
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts.at(i) > 0) {
+      parts.push_back(fmt::format("{} {}", counts.at(i), parity::verdict_text(static_cast<Verdict>(i))));
+    }
+  }
+  return fmt::format("verdict: {} ({} cases: {})\n", painted(worst, color), reports.size(),
+                     fmt::join(parts, ", "));
+}
+
+}  // namespace mha::cli

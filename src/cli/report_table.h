@@ -1,0 +1,23 @@
+// Reports as text for people.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "mha/report.h"
+
+namespace mha::cli {
+
+/// Colours only on a terminal, and not when NO_COLOR is set.
+bool use_color(std::FILE* stream);
+
+/// The whole report of one case: what ran, a line for each tensor, the first divergence, the verdict.
+std::string report_text(const parity::CaseReport& report, bool color);
+
+/// One line: verdict and case, for runs over many.
+std::string summary_line(const parity::CaseReport& report, bool color);
+
+/// The last line of a run over several cases.
+std::string totals_line(const std::vector<parity::CaseReport>& reports, bool color);
+
+}  // namespace mha::cli

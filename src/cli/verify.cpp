@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/report_json.h"
+#include "cli/report_table.h"
+#include "mha/parity.h"
+
+namespace mha::cli {
+namespace {
+
+/// What `mha verify` was asked, as text from the command line.
+struct VerifyArguments {
+  std::vector<std::string> cases;
+  std::string weights;
+  std::string prefix;
+  std::string engine = "lesson";
+  std::string device;
+  std::string require;
+  std::string json;
+  int64_t num_heads = 0;
+  int threads = 0;
+};
+
+parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
+  parity::VerifyOptions options;
+  options.weights = arguments.weights;
+  if (!arguments.prefix.empty()) {
+    options.prefix = arguments.prefix;
+  }
+  if (arguments.num_heads > 0) {
+    options.num_heads = arguments.num_heads;
+  }
+  if (!arguments.device.empty()) {
+    options.device = torch::Device(arguments.device);
+  }
+  if (arguments.threads > 0) {
+    options.num_threads = arguments.threads;
+  }
+  if (!arguments.require.empty()) {
+    options.require =
+        arguments.require == "bit-exact" ? parity::Requirement::bit_exact : parity::Requirement::tolerance;
+  }
+  return options;
+}
+
+int run(const VerifyArguments& arguments) {
+  const auto options = verify_options(arguments);
+  // With the report on standard output, people read on standard error.
+  std::FILE* const stream = arguments.json == "-" ? stderr : stdout;
+  const bool color = use_color(stream);
+  const bool many = arguments.cases.size() > 1;
+  std::vector<parity::CaseReport> reports;
+  for (const auto& path : arguments.cases) {
+    reports.push_back(parity::verify(parity::read_case(path), options));
+    const auto& report = reports.back();
+    const bool brief = many && parity::passed(report.verdict);
+    fmt::print(stream, "{}", brief ? summary_line(report, color) : report_text(report, color));
+    std::fflush(stream);
+  }
+  if (many) {
+    fmt::print(stream, "{}", totals_line(reports, color));
+  }
+  if (!arguments.json.empty()) {
+    write_json(reports, arguments.json);
+  }
+  const bool all = std::all_of(reports.begin(), reports.end(),
+                               [](const auto& report) { return parity::passed(report.verdict); });
+  return all ? all_passed : something_differs;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int& exit_status) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  auto* command = app.add_subcommand(
+      "verify", "Compute reference cases here and compare every step, output and gradient");
+  command->add_option("CASE", arguments->cases, "Reference cases written by scripts/export_reference.py")
+      ->required();
+  command->add_option("--weights", arguments->weights, "Take the weights from this file instead of the case");
+  command->add_option("--prefix", arguments->prefix, "Prefix of the weights' names, e.g. encoder.0.attn.");
+  command->add_option("--num-heads", arguments->num_heads, "Number of heads instead of the case's")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--engine", arguments->engine, "What computes: lesson")
+      ->check(CLI::IsMember({"lesson"}))
+      ->capture_default_str();
+  command->add_option("--device", arguments->device, "Compute there instead of on the case's device")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command->add_option("--threads", arguments->threads, "Number of threads instead of the case's")
+      ->check(CLI::Range(1, 1024));
+  command
+      ->add_option("--require", arguments->require,
+                   "What must hold; by default bits in the case's own environment, else tolerance")
+      ->check(CLI::IsMember({"bit-exact", "tolerance"}));
+  command->add_option("--json", arguments->json, "Write the report as JSON to FILE, or - for standard output")
+      ->type_name("FILE");
+  command->footer(
+      "Exit status: 0 all passed, 1 something differs, 2 bad usage or unreadable input.\n"
+      "Example: mha verify build/cases/*.safetensors --require bit-exact");
+  command->callback([arguments, &exit_status] { exit_status = run(*arguments); });
+}
+
+}  // namespace mha::cli

@@ -1,0 +1,25 @@
+// Every tolerance of the project, in one place.
+#pragma once
+
+#include <torch/types.h>
+
+namespace mha::parity {
+
+/// Against a float64 twin: at most twice PyTorch's own error, plus a few roundings of the result itself, so
+/// that an exact reference does not demand an exact result.
+inline constexpr double twin_error_factor = 2;
+inline constexpr double twin_roundings = 8;
+
+/// The element-wise bound absolute + relative * |reference|.
+struct Tolerance {
+  double relative;
+  double absolute;
+};
+
+/// The defaults of torch.testing.assert_close (torch/testing/_comparison.py) by dtype; exact for integers.
+Tolerance default_tolerance(torch::ScalarType dtype);
+
+/// The distance from 1 to the next number of a floating point dtype, as torch.finfo(dtype).eps.
+double epsilon(torch::ScalarType dtype);
+
+}  // namespace mha::parity

@@ -1,0 +1,248 @@
+#include <ATen/Parallel.h>
+
+#include "mha/attention.h"
+#include "mha/error.h"
+#include "mha/parity.h"
+#include "mha/weights.h"
+#include "parity/environment.h"
+#include "parity/hints.h"
+#include "parity/inputs.h"
+#include "parity/reference_case.h"
+#include "text/quote.h"
+
+namespace mha::parity {
+namespace {
+
+using torch::Tensor;
+
+/// Sets the number of threads for a scope.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int threads) : before_(at::get_num_threads()) {
+    if (threads > 0) {
+      at::set_num_threads(threads);
+    }
+  }
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+  ~ThreadsGuard() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+/// One verification: the reference, what is asked of it, and the report as it grows.
+class Verification {
+ public:
+  Verification(const ReferenceCase& reference, const VerifyOptions& options)
+      : reference_(reference), options_(options), device_(choose_device()), threads_(choose_threads()) {}
+
+  CaseReport run() {
+    report_.name = reference_.path.string();
+    report_.engine = "lesson";
+    compare_environments();
+    auto module = make_module();
+    describe(*module);
+    const auto inputs = rebuild_inputs(reference_, device_);
+    const auto steps = run_forward(module, inputs);
+    compare_forward(*module, steps);
+    compare_gradients(*module, inputs, steps.output);
+    report_.verdict = overall(report_.tensors);
+    name_first_divergence(module, inputs);
+    return std::move(report_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& problem) const {
+    throw Error(show(reference_.path) + ": " + problem);
+  }
+
+  torch::Device choose_device() const {
+    const auto device = options_.device.value_or(torch::Device(reference_.environment.device));
+    if (device.is_cuda() && !torch::cuda::is_available()) {
+      fail("expected a CUDA device, found none here; compare on the CPU with --device cpu");
+    }
+    return device;
+  }
+
+  int choose_threads() const { return options_.num_threads.value_or(reference_.environment.num_threads); }
+
+  void compare_environments() {
+    report_.environment = current_environment(device_);
+    report_.differences = environment_differences(reference_.environment, report_.environment);
+    const auto by_environment = report_.differences.empty() && !reference_.tolerance ? Requirement::bit_exact
+                                                                                     : Requirement::tolerance;
+    requirement_ = options_.require.value_or(by_environment);
+    report_.bits_required = requirement_ == Requirement::bit_exact;
+  }
+
+  /// The weights and the prefix under which they are found.
+  std::pair<StateDict, std::string> read_case_weights() const {
+    auto prefix = options_.prefix.value_or(reference_.prefix);
+    if (!options_.weights.empty()) {
+      return {read_weights(options_.weights), prefix};
+    }
+    StateDict own;
+    for (const auto& item : reference_.tensors) {
+      constexpr std::string_view folder = "weights/";
+      if (item.key().starts_with(folder)) {
+        own.insert(item.key().substr(folder.size()), item.value());
+      }
+    }
+    if (!own.is_empty()) {
+      return {own, ""};
+    }
+    if (reference_.weights_file.empty()) {
+      fail("expected tensors weights/..., metadata \"weights_file\" or --weights, found none of them");
+    }
+    return {read_weights(reference_.path.parent_path() / reference_.weights_file), prefix};
+  }
+
+  MultiHeadAttention make_module() {
+    const auto [weights, prefix] = read_case_weights();
+    // A module is only as large as the weights that fill it, whatever the metadata claims.
+    int64_t elements = 0;
+    for (const auto& item : weights) {
+      elements += item.value().numel();
+    }
+    constexpr int64_t matrices = 4;
+    if (elements / matrices / reference_.d_model < reference_.d_model) {
+      fail("expected weights of four (d_model, d_model) matrices for d_model " +
+           std::to_string(reference_.d_model) + ", found " + std::to_string(elements) + " elements in all");
+    }
+    if (reference_.init_seed) {
+      torch::manual_seed(*reference_.init_seed);
+    }
+    auto module = MultiHeadAttention(
+        MultiHeadAttentionOptions(reference_.d_model, options_.num_heads.value_or(reference_.num_heads))
+            .dropout(reference_.dropout));
+    module->to(device_, reference_.dtype);
+    if (reference_.init_seed) {
+      for (const auto& item : state_dict(*module)) {
+        const auto* expected = reference_.tensors.find("weights/" + item.key());
+        add("init/" + item.key(), item.value(), expected == nullptr ? Tensor() : *expected);
+      }
+    }
+    load_state_dict(*module, weights, {.prefix = prefix});
+    module->train(reference_.train);
+    return module;
+  }
+
+  void describe(const MultiHeadAttentionImpl& module) {
+    std::ostringstream text;
+    module.pretty_print(text);
+    text << ", " << (reference_.train ? "train" : "eval") << ", "
+         << c10::getDtypeNames(reference_.dtype).first << ", " << report_.environment.device << ", "
+         << report_.environment.num_threads
+         << (report_.environment.num_threads == 1 ? " thread" : " threads");
+    report_.description = text.str();
+  }
+
+  AttentionSteps run_forward(MultiHeadAttention& module, const CaseInputs& inputs) const {
+    const torch::AutoGradMode gradients(reference_.tensors.contains("grad_outputs/output"));
+    if (reference_.seed) {
+      torch::manual_seed(*reference_.seed);
+    }
+    return module->forward_steps(inputs.query, inputs.key, inputs.value, inputs.mask);
+  }
+
+  void compare_forward(const MultiHeadAttentionImpl& module, const AttentionSteps& steps) {
+    for (const auto& [name, step] : named_steps) {
+      add_if_present(std::string(name), steps.*step);
+    }
+    add_if_present("outputs/output", steps.output);
+    add_if_present("outputs/attention_weights", module.attention_weights);
+  }
+
+  void compare_gradients(const MultiHeadAttentionImpl& module, const CaseInputs& inputs,
+                         const Tensor& output) {
+    const auto* grad_output = reference_.tensors.find("grad_outputs/output");
+    if (grad_output == nullptr) {
+      return;
+    }
+    StateDict leaves;
+    const std::pair<const char*, Tensor> named_inputs[] = {
+        {"query", inputs.query}, {"key", inputs.key}, {"value", inputs.value}};
+    for (const auto& [name, input] : named_inputs) {
+      if (reference_.tensors.contains(std::string("grads/") + name)) {
+        leaves.insert(name, input);
+      }
+    }
+    for (const auto& parameter : module.named_parameters()) {
+      leaves.insert(parameter.key(), parameter.value());
+    }
+    // On fresh memory: parity never computes on mapped files.
+    const auto fresh =
+        grad_output->to(device_, grad_output->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    if (fresh.sizes() != output.sizes() || fresh.scalar_type() != output.scalar_type()) {
+      fail("tensor \"grad_outputs/output\": expected the shape and dtype of the output, found others");
+    }
+    const auto gradients =
+        torch::autograd::grad({output}, leaves.values(), {fresh}, /*retain_graph=*/std::nullopt,
+                              /*create_graph=*/false, /*allow_unused=*/true);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      add_if_present("grads/" + leaves[i].key(), gradients[i]);
+    }
+  }
+
+  void add_if_present(const std::string& name, const Tensor& ours) {
+    if (const auto* expected = reference_.tensors.find(name)) {
+      add(name, ours, *expected);
+    }
+  }
+
+  void add(const std::string& name, const Tensor& ours, const Tensor& expected) {
+    Rule rule{.requirement = requirement_, .tolerance = reference_.tolerance, .float64 = float64_twin(name)};
+    report_.tensors.push_back(compare(name, ours, expected, rule));
+  }
+
+  /// float64/output for outputs/output, float64/grads/query for grads/query; a step has none but the weights.
+  Tensor float64_twin(const std::string& name) const {
+    const auto slash = name.find('/');
+    const auto folder = name.substr(0, slash);
+    const auto rest = name.substr(slash + 1);
+    const auto twin = folder == "outputs" || name == "steps/attention_weights" ? "float64/" + rest
+                      : folder == "grads"                                      ? "float64/" + name
+                                                                               : "";
+    const auto* tensor = reference_.tensors.find(twin);
+    return tensor == nullptr ? Tensor() : *tensor;
+  }
+
+  /// The first that fails; where all pass, the first with other bits.
+  void name_first_divergence(const MultiHeadAttention& module, const CaseInputs& inputs) {
+    const TensorReport* first = nullptr;
+    for (const auto& tensor : report_.tensors) {
+      if (!passed(tensor.verdict)) {
+        first = &tensor;
+        break;
+      }
+      if (first == nullptr && tensor.verdict != Verdict::bit_exact) {
+        first = &tensor;
+      }
+    }
+    if (first != nullptr) {
+      report_.first_divergence =
+          Divergence{.name = first->name, .hint = likely_cause(reference_, inputs, module, report_, *first)};
+    }
+  }
+
+  const ReferenceCase& reference_;
+  const VerifyOptions& options_;
+  torch::Device device_;
+  ThreadsGuard threads_;
+  Requirement requirement_ = Requirement::bit_exact;
+  CaseReport report_;
+};
+
+}  // namespace
+
+CaseReport verify(const ReferenceCase& reference, const VerifyOptions& options) {
+  try {
+    return Verification(reference, options).run();
+  } catch (const c10::Error& error) {
+    // Whatever LibTorch refuses about a case is a problem of that file.
+    throw Error(show(reference.path) + ": " + error.what_without_backtrace());
+  }
+}
+
+}  // namespace mha::parity

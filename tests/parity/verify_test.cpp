@@ -1,0 +1,308 @@
+// Verification of cases that are right, and of cases that are wrong in one thing.
+#include <torch/torch.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "mha/parity.h"
+#include "parity/case_testing.h"
+
+using Catch::Matchers::ContainsSubstring;
+using mha::parity::Requirement;
+using mha::parity::Verdict;
+using mha::parity::VerifyOptions;
+using mha::testing::CaseBuilder;
+using mha::testing::CaseSettings;
+using mha::testing::make_case;
+using mha::testing::TemporaryFolder;
+using torch::Tensor;
+
+namespace {
+
+/// A tensor's copy with the lowest bit of one element flipped.
+Tensor flipped(const Tensor& tensor, int64_t element) {
+  auto copy = tensor.clone().contiguous();
+  auto* bytes = static_cast<uint8_t*>(copy.data_ptr());
+  bytes[element * copy.element_size()] ^= 1U;
+  return copy;
+}
+
+const mha::parity::TensorReport& find(const mha::parity::CaseReport& report, const std::string& name) {
+  for (const auto& tensor : report.tensors) {
+    if (tensor.name == name) {
+      return tensor;
+    }
+  }
+  throw std::runtime_error("no " + name + " in the report");
+}
+
+}  // namespace
+
+TEST_CASE("a case of this very run is bit-exact, eval and train, masked or not, with and without gradients") {
+  for (const bool train : {false, true}) {
+    for (const bool masked : {false, true}) {
+      for (const bool gradients : {false, true}) {
+        const auto builder = make_case({.train = train, .masked = masked, .gradients = gradients});
+        const auto report = builder.verify();
+        CHECK(report.verdict == Verdict::bit_exact);
+        CHECK(report.bits_required);
+        CHECK(report.differences.empty());
+        CHECK_FALSE(report.first_divergence.has_value());
+        CHECK(report.tensors.size() == 9U + (masked ? 1U : 0U) + (gradients ? 10U : 0U));
+      }
+    }
+  }
+}
+
+TEST_CASE("one flipped bit in any compared tensor is a mismatch that names tensor and index") {
+  const auto builder = make_case({.train = true});
+  int tried = 0;
+  for (const auto& item : builder.tensors) {
+    const auto& name = item.key();
+    if (!name.starts_with("steps/") && !name.starts_with("outputs/") && !name.starts_with("grads/")) {
+      continue;
+    }
+    ++tried;
+    auto mutated = builder;
+    const auto last = item.value().numel() - 1;
+    mutated.set(name, flipped(item.value(), last));
+    const auto report = mutated.verify();
+    CAPTURE(name);
+    CHECK(report.verdict == Verdict::mismatch);
+    REQUIRE(report.first_divergence.has_value());
+    CHECK(report.first_divergence->name == name);
+    const auto& tensor = find(report, name);
+    CHECK(tensor.verdict == Verdict::mismatch);
+    CHECK(tensor.mismatched == 1);
+    auto corner = item.value().sizes().vec();
+    for (auto& size : corner) {
+      --size;
+    }
+    CHECK(tensor.index == corner);
+  }
+  CHECK(tried == 20);
+}
+
+TEST_CASE("a changed input, weight, mask, cotangent or seed is seen in what follows from it") {
+  const auto builder = make_case({.train = true});
+  const auto first_divergence = [&](const std::string& name, const Tensor& tensor) {
+    auto mutated = builder;
+    mutated.set(name, tensor);
+    return mutated.verify().first_divergence.value().name;
+  };
+  const auto& tensors = builder.tensors;
+  CHECK(first_divergence("inputs/query", tensors["inputs/query"] + 1) == "steps/Q");
+  CHECK(first_divergence("inputs/key", tensors["inputs/key"] + 1) == "steps/K");
+  CHECK(first_divergence("weights/W_v.weight", tensors["weights/W_v.weight"] + 1) == "steps/V");
+  CHECK(first_divergence("weights/W_o.bias", tensors["weights/W_o.bias"] + 1) == "outputs/output");
+  CHECK(first_divergence("inputs/mask", 1 - tensors["inputs/mask"]) == "steps/masked_scores");
+  CHECK(first_divergence("grad_outputs/output", tensors["grad_outputs/output"] + 1).starts_with("grads/"));
+  auto other_seed = builder;
+  other_seed.metadata["seed"] = "5";
+  CHECK(other_seed.verify().first_divergence.value().name == "steps/attention_weights");
+}
+
+TEST_CASE("hints name the usual cause") {
+  const auto builder = make_case();
+  const auto hint = [](const CaseBuilder& mutated) { return mutated.verify().first_divergence.value().hint; };
+  auto transposed = builder;
+  transposed.set("weights/W_q.weight", builder.tensors["weights/W_q.weight"].t().contiguous());
+  CHECK_THAT(hint(transposed), ContainsSubstring("W_q.weight is transposed"));
+  auto unbiased = builder;
+  unbiased.set("weights/W_k.bias", builder.tensors["weights/W_k.bias"] + 1);
+  unbiased.set("steps/K",
+               builder.tensors["steps/K"] - builder.tensors["weights/W_k.bias"].view({1, 3, 1, 4}));
+  CHECK_THAT(hint(unbiased), ContainsSubstring("without W_k.bias"));
+  auto exchanged = builder;
+  for (const char* kind : {".weight", ".bias"}) {
+    exchanged.set(std::string("weights/W_q") + kind, builder.tensors[std::string("weights/W_v") + kind]);
+    exchanged.set(std::string("weights/W_v") + kind, builder.tensors[std::string("weights/W_q") + kind]);
+  }
+  CHECK_THAT(hint(exchanged), ContainsSubstring("W_q and W_v are exchanged"));
+  auto unrelated = builder;
+  unrelated.set("weights/W_q.weight", torch::randn({12, 12}));
+  CHECK_THAT(hint(unrelated), ContainsSubstring("not those of the reference"));
+  auto inverted = builder;
+  inverted.set("inputs/mask", 1 - builder.tensors["inputs/mask"]);
+  CHECK_THAT(hint(inverted), ContainsSubstring("the mask is inverted"));
+  auto other_mask = builder;
+  other_mask.set("inputs/mask", torch::ones({4, 6}));
+  CHECK_THAT(hint(other_mask), ContainsSubstring("the mask differs"));
+  auto unscaled = builder;
+  unscaled.set("steps/scores", builder.tensors["steps/scores"] * 2);
+  CHECK_THAT(hint(unscaled), ContainsSubstring("divided by sqrt(d_k)"));
+  auto rounded = builder;
+  rounded.set("steps/context", flipped(builder.tensors["steps/context"], 3));
+  CHECK_THAT(hint(rounded), ContainsSubstring("rounded otherwise"));
+
+  const auto training = make_case({.train = true});
+  auto forgotten_eval = training;
+  forgotten_eval.metadata["mode"] = "eval";
+  CHECK_THAT(hint(forgotten_eval), ContainsSubstring("eval() was forgotten"));
+  auto no_dropout = make_case();
+  no_dropout.metadata["mode"] = "train";
+  CHECK_THAT(hint(no_dropout), ContainsSubstring("it ran in eval mode"));
+  auto other_seed = training;
+  other_seed.metadata["seed"] = "5";
+  CHECK_THAT(hint(other_seed), ContainsSubstring("another dropout pattern"));
+  auto other_cotangent = training;
+  other_cotangent.set("grad_outputs/output", training.tensors["grad_outputs/output"] * 2);
+  CHECK_THAT(hint(other_cotangent), ContainsSubstring("the forward pass agrees"));
+}
+
+TEST_CASE("in another environment the comparison is by tolerance, unless bits are asked for") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["cpu_model"] = "another processor";
+  builder.set("outputs/output", flipped(builder.tensors["outputs/output"], 0));
+  const auto tolerant = builder.verify();
+  CHECK_FALSE(tolerant.bits_required);
+  CHECK(tolerant.verdict == Verdict::within_tolerance);
+  REQUIRE(tolerant.differences.size() == 1);
+  CHECK_THAT(tolerant.differences[0],
+             ContainsSubstring("processor: the case has another processor, here it is "));
+  CHECK(tolerant.first_divergence.value().name == "outputs/output");
+  CHECK_THAT(tolerant.first_divergence->hint, ContainsSubstring("environment differs (processor"));
+
+  VerifyOptions strict;
+  strict.require = Requirement::bit_exact;
+  CHECK(builder.verify(strict).verdict == Verdict::mismatch);
+
+  builder.set("outputs/output", builder.tensors["outputs/output"] + 1e-2);
+  CHECK(builder.verify().verdict == Verdict::mismatch);
+}
+
+TEST_CASE("a case without an environment is of an unknown one") {
+  auto builder = make_case();
+  for (const char* key : {"build", "cpu_model", "torch_version", "num_threads", "device"}) {
+    builder.metadata.erase(key);
+  }
+  const auto report = builder.verify();
+  CHECK_FALSE(report.bits_required);
+  CHECK(report.verdict == Verdict::bit_exact);
+  CHECK_THAT(report.differences.at(0), ContainsSubstring("the case has none recorded"));
+}
+
+TEST_CASE("a stated tolerance replaces bits") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["tolerance"] = "0.01";
+  builder.set("outputs/output", builder.tensors["outputs/output"] + 1e-3);
+  CHECK(builder.verify().verdict == Verdict::within_tolerance);
+  builder.set("outputs/output", builder.tensors["outputs/output"] + 0.1);
+  CHECK(builder.verify().verdict == Verdict::mismatch);
+}
+
+TEST_CASE("float64 twins decide outputs and gradients") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["cpu_model"] = "another processor";
+  builder.set("float64/output", builder.tensors["outputs/output"].to(torch::kDouble));
+  builder.set("outputs/output", builder.tensors["outputs/output"] + 2e-5);
+  // 2e-5 from the reference is over the default tolerance, but the reference itself is 2e-5 off.
+  CHECK(builder.verify().verdict == Verdict::within_tolerance);
+  builder.tensors.erase("float64/output");
+  CHECK(builder.verify().verdict == Verdict::mismatch);
+}
+
+TEST_CASE("threads: the case's are adopted, options override, and the caller's come back") {
+  const auto before = at::get_num_threads();
+  auto builder = make_case();
+  builder.metadata["num_threads"] = "1";
+  CHECK(builder.verify().environment.num_threads == 1);
+  CHECK(at::get_num_threads() == before);
+  VerifyOptions two;
+  two.num_threads = 2;
+  const auto report = builder.verify(two);
+  CHECK(report.environment.num_threads == 2);
+  CHECK(report.differences.at(0) == "threads: the case has 1, here it is 2");
+  CHECK(at::get_num_threads() == before);
+}
+
+TEST_CASE("weights come from the case, from a file beside it, or from an option, by prefix") {
+  const TemporaryFolder folder;
+  auto builder = make_case();
+  mha::StateDict weights;
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("weights/")) {
+      weights.insert("module.encoder.0." + name.substr(8), builder.tensors[name]);
+      builder.tensors.erase(name);
+    }
+  }
+  mha::write_weights(folder / "weights.safetensors", weights);
+  const auto verify = [&](const VerifyOptions& options = {}) {
+    mha::write_weights(folder / "case.safetensors", builder.tensors, builder.metadata);
+    return mha::parity::verify(mha::parity::read_case(folder / "case.safetensors"), options);
+  };
+  const auto missing = mha::testing::error_of<mha::Error>([&] { verify(); });
+  CHECK_THAT(missing,
+             ContainsSubstring("expected tensors weights/..., metadata \"weights_file\" or --weights"));
+
+  VerifyOptions options;
+  options.weights = folder / "weights.safetensors";
+  options.prefix = "encoder.0";
+  CHECK(verify(options).verdict == Verdict::bit_exact);
+
+  builder.metadata["weights_file"] = "weights.safetensors";
+  builder.metadata["prefix"] = "module.encoder.0.";
+  CHECK(verify().verdict == Verdict::bit_exact);
+  options.weights.clear();
+  options.prefix = "decoder";
+  CHECK_THAT(mha::testing::error_of<mha::Error>([&] { verify(options); }), ContainsSubstring("decoder"));
+}
+
+TEST_CASE("weights are cast to the case's dtype") {
+  auto builder = make_case();
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("weights/")) {
+      builder.set(name, builder.tensors[name].to(torch::kDouble));
+    }
+  }
+  CHECK(builder.verify().verdict == Verdict::bit_exact);
+}
+
+TEST_CASE("freshly initialised parameters are compared when the case has an init_seed") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["init_seed"] = "11";
+  const auto report = builder.verify();
+  CHECK(report.verdict == Verdict::bit_exact);
+  CHECK(find(report, "init/W_o.bias").verdict == Verdict::bit_exact);
+  builder.metadata["init_seed"] = "12";
+  const auto other = builder.verify();
+  CHECK(other.verdict == Verdict::mismatch);
+  CHECK(other.first_divergence->name == "init/W_q.weight");
+  CHECK_THAT(other.first_divergence->hint, ContainsSubstring("another init_seed"));
+}
+
+TEST_CASE("strides of inputs are rebuilt, expanded ones too") {
+  auto builder = make_case({.masked = false, .gradients = false});
+  builder.metadata["strides/inputs/query"] = "12,24,1";
+  builder.metadata["strides/inputs/key"] = "72,12,1";
+  const auto report = builder.verify();
+  CHECK(report.verdict != Verdict::not_comparable);
+  CHECK(find(report, "steps/Q").max_abs < 1e-6);
+
+  auto expanded = make_case({.masked = false, .gradients = false});
+  const auto query = expanded.tensors["inputs/query"].slice(0, 0, 1).expand({2, 4, 12}).contiguous();
+  expanded.set("inputs/query", query);
+  expanded.metadata["strides/inputs/query"] = "0,12,1";
+  CHECK(find(expanded.verify(), "steps/K").verdict == Verdict::bit_exact);
+}
+
+TEST_CASE("a case with nothing to compare does not pass") {
+  CaseBuilder builder = make_case({.masked = false, .gradients = false});
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("steps/") || name.starts_with("outputs/")) {
+      builder.tensors.erase(name);
+    }
+  }
+  builder.set("inputs/query", torch::empty({2, 0, 12}));
+  builder.set("outputs/output", torch::empty({2, 0, 12}));
+  CHECK(builder.verify().verdict == Verdict::not_comparable);
+}
+
+TEST_CASE("an output of another shape or dtype is not comparable") {
+  auto builder = make_case();
+  builder.set("outputs/output", builder.tensors["outputs/output"].slice(1, 0, 3));
+  const auto report = builder.verify();
+  CHECK(report.verdict == Verdict::not_comparable);
+  CHECK(report.first_divergence->name == "outputs/output");
+  CHECK(report.first_divergence->hint == "the reference has shape (2, 3, 12)");
+}

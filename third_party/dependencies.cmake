@@ -1,0 +1,24 @@
+# Resolves every dependency but LibTorch: the system's package first, a pinned download second.
+# README.md beside this file lists them with licence and reason.
+include(FetchContent)
+
+# Makes the dependency `name` available: find_package(name package_arguments...), else the repository at that tag.
+function(mha_dependency name repository tag)
+  FetchContent_Declare(${name} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW TRUE
+                       FIND_PACKAGE_ARGS ${ARGN})
+  FetchContent_MakeAvailable(${name})
+  if(${name}_FOUND)
+    message(STATUS "mha: ${name} ${${name}_VERSION} from the system")
+  else()
+    message(STATUS "mha: ${name} ${tag} downloaded")
+  endif()
+endfunction()
+
+mha_dependency(nlohmann_json https://github.com/nlohmann/json.git v3.11.3 3.10)
+if(MHA_BUILD_CLI)
+  mha_dependency(fmt https://github.com/fmtlib/fmt.git 11.0.2 9)
+  mha_dependency(CLI11 https://github.com/CLIUtils/CLI11.git v2.4.2 2.1)
+endif()
+if(MHA_BUILD_TESTS)
+  mha_dependency(Catch2 https://github.com/catchorg/Catch2.git v3.7.1 3.4)
+endif()
