@@ -78,6 +78,7 @@ struct MHA_EXPORT CaseReport {
   Environment environment;               ///< of this run
   std::vector<std::string> differences;  ///< between the case's environment and this run's, one sentence each
   std::optional<Divergence> first_divergence;
+  std::string error;  ///< why nothing was compared: the case could not be read or used
   std::vector<TensorReport> tensors;
 };
 

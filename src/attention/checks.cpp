@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "text/dtype_text.h"
 #include "text/shape_text.h"
 
 namespace mha::attention {
@@ -32,7 +33,8 @@ void check_same_device(const char* name, const Tensor& tensor, const char* other
 
 void check_same_dtype(const char* name, const Tensor& tensor, const char* other, const Tensor& reference) {
   TORCH_CHECK_VALUE(product_dtype(tensor) == product_dtype(reference), name, ": expected dtype ",
-                    reference.scalar_type(), " (that of ", other, "), found ", tensor.scalar_type());
+                    dtype_text(reference.scalar_type()), " (that of ", other, "), found ",
+                    dtype_text(tensor.scalar_type()));
 }
 
 bool broadcasts_to(c10::IntArrayRef sizes, c10::IntArrayRef target) {

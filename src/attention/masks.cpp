@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "text/dtype_text.h"
 #include "text/shape_text.h"
 
 namespace mha {
@@ -25,7 +26,7 @@ void check_defined(const char* name, const Tensor& tensor) {
 void check_bool(const char* name, const Tensor& tensor) {
   check_defined(name, tensor);
   TORCH_CHECK_VALUE(tensor.scalar_type() == torch::kBool, name,
-                    ": expected dtype Bool (true = blocked), found ", tensor.scalar_type(),
+                    ": expected dtype bool (true = blocked), found ", dtype_text(tensor.scalar_type()),
                     tensor.is_floating_point() ? "; keep_from_additive() takes additive masks" : "");
 }
 
@@ -62,7 +63,7 @@ Tensor padding_mask(const Tensor& lengths, int64_t key_len) {
   check_length("key_len", key_len);
   TORCH_CHECK_VALUE(lengths.dim() == 1 && at::isIntegralType(lengths.scalar_type(), /*includeBool=*/false),
                     "lengths: expected a 1-D integer tensor, found shape ", shape_text(lengths.sizes()),
-                    " of ", lengths.scalar_type());
+                    " of ", dtype_text(lengths.scalar_type()));
   const auto wide = lengths.to(torch::kLong);
   const auto outside = wide.lt(0).logical_or(wide.gt(key_len)).nonzero();
   TORCH_CHECK_VALUE(outside.size(0) == 0, "lengths: expected values within [0, ", key_len,
@@ -78,8 +79,8 @@ Tensor combine(const Tensor& a, const Tensor& b) {
     return only.defined() ? only != 0 : Tensor();
   }
   TORCH_CHECK_VALUE(at::are_expandable(a.sizes(), b.sizes()),
-                    "masks to combine: expected shapes that broadcast, found ", shape_text(a.sizes()), " and ",
-                    shape_text(b.sizes()));
+                    "masks to combine: expected shapes that broadcast, found ", shape_text(a.sizes()),
+                    " and ", shape_text(b.sizes()));
   return (a != 0).logical_and(b != 0);
 }
 
@@ -94,8 +95,9 @@ Tensor keep_from_key_padding_mask(const Tensor& key_padding_mask) {
 Tensor keep_from_additive(const Tensor& additive_mask) {
   check_defined("additive_mask", additive_mask);
   TORCH_CHECK_VALUE(additive_mask.is_floating_point(),
-                    "additive_mask: expected a floating point dtype, found ", additive_mask.scalar_type());
-  const auto keep = additive_mask == 0;
+                    "additive_mask: expected a floating point dtype, found ",
+                    dtype_text(additive_mask.scalar_type()));
+  auto keep = additive_mask == 0;
   const auto lowest = AT_DISPATCH_FLOATING_TYPES_AND2(
       torch::kHalf, torch::kBFloat16, additive_mask.scalar_type(), "keep_from_additive",
       [] { return static_cast<double>(std::numeric_limits<scalar_t>::lowest()); });

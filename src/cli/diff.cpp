@@ -1,8 +1,7 @@
-#include <fmt/format.h>
-
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/report_json.h"
 #include "cli/report_table.h"
 #include "mha/parity.h"
@@ -18,14 +17,13 @@ struct DiffArguments {
 };
 
 int run(const DiffArguments& arguments) {
+  JsonOutput json(arguments.json);
   auto report = parity::compare(read_weights(arguments.a), read_weights(arguments.b));
   report.name = arguments.a + " against " + arguments.b;
   report.engine = "none";
   std::FILE* const stream = arguments.json == "-" ? stderr : stdout;
-  fmt::print(stream, "{}", report_text(report, use_color(stream)));
-  if (!arguments.json.empty()) {
-    write_json({report}, arguments.json);
-  }
+  print(stream, report_text(report, use_color(stream)));
+  json.write({report});
   return parity::passed(report.verdict) ? all_passed : something_differs;
 }
 
@@ -37,6 +35,7 @@ void add_diff(CLI::App& app, int& exit_status) {
   command->add_option("A", arguments->a, "Any readable file")->required();
   command->add_option("B", arguments->b, "The reference")->required();
   command->add_option("--json", arguments->json, "Write the report as JSON to FILE, or - for standard output")
+      ->check(not_empty)
       ->type_name("FILE");
   command->footer(
       "Exit status: 0 all tensors are equal, 1 something differs, 2 bad usage or unreadable input.");

@@ -3,16 +3,28 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <algorithm>
-
 #include "cli/commands.h"
+#include "cli/output.h"
+#include "text/quote.h"
+
+namespace mha::cli {
+
+void report_error(const std::string& message) {
+  fmt::print(stderr, "mha: {}\n", one_line(message));
+}
+
+const CLI::Validator not_empty(
+    [](const std::string& text) {
+      return text.empty() ? std::string("expected a value, found an empty one") : "";
+    },
+    "");
+
+}  // namespace mha::cli
 
 namespace {
 
-/// One line on standard error, whatever the message held.
-int fail(std::string message) {
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  fmt::print(stderr, "mha: {}\n", message);
+int fail(const std::string& message) {
+  mha::cli::report_error(message);
   return mha::cli::bad_usage;
 }
 
@@ -21,7 +33,9 @@ int run(int argc, char** argv) {
   CLI::App app("Multi-head attention for LibTorch: proof that C++ computes what Python computed", "mha");
   app.set_version_flag("--version", fmt::format("mha {} (LibTorch {}, {})", MHA_VERSION, TORCH_VERSION,
                                                 at::get_cpu_capability()));
-  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 all passed, 1 something differs, 2 bad usage or unreadable input.\n"
+      "mha COMMAND --help tells more about a command.");
   app.get_formatter()->column_width(34);
   mha::cli::add_verify(app, exit_status);
   mha::cli::add_diff(app, exit_status);
@@ -33,7 +47,9 @@ int run(int argc, char** argv) {
     }
     return fail(std::string(error.what()) + " (see mha --help)");
   }
-  return exit_status;
+  // Checked here and not by CLI11, which would not name an unknown command.
+  return app.get_subcommands().empty() ? fail("expected a command, found none (see mha --help)")
+                                       : exit_status;
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 #include "cli/report_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "weights/atomic_file.h"
+#include "cli/output.h"
 
 namespace mha::cli {
 namespace {
@@ -25,19 +26,21 @@ ordered_json number(double value) {
 }
 
 ordered_json tensor_json(const TensorReport& tensor) {
+  const bool compared = tensor.verdict != parity::Verdict::not_comparable;
+  const auto if_compared = [&](const ordered_json& value) { return compared ? value : ordered_json(); };
   ordered_json json;
   json["name"] = tensor.name;
   json["dtype"] = tensor.dtype;
   json["shape"] = tensor.shape;
   json["verdict"] = parity::verdict_text(tensor.verdict);
-  json["max_abs"] = number(tensor.max_abs);
-  json["max_rel"] = number(tensor.max_rel);
-  json["max_ulp"] = tensor.max_ulp ? ordered_json(*tensor.max_ulp) : ordered_json();
+  json["max_abs"] = if_compared(number(tensor.max_abs));
+  json["max_rel"] = if_compared(number(tensor.max_rel));
+  json["max_ulp"] = tensor.max_ulp ? if_compared(*tensor.max_ulp) : ordered_json();
   json["index"] = tensor.mismatched > 0 ? ordered_json(tensor.index) : ordered_json();
-  json["mismatched"] = tensor.mismatched;
-  json["total"] = tensor.total;
-  json["nan"] = {tensor.non_finite.nan, tensor.reference_non_finite.nan};
-  json["inf"] = {tensor.non_finite.inf, tensor.reference_non_finite.inf};
+  json["mismatched"] = if_compared(tensor.mismatched);
+  json["total"] = if_compared(tensor.total);
+  json["nan"] = if_compared({tensor.non_finite.nan, tensor.reference_non_finite.nan});
+  json["inf"] = if_compared({tensor.non_finite.inf, tensor.reference_non_finite.inf});
   json["all_zero"] = tensor.all_zero;
   json["note"] = tensor.note;
   return json;
@@ -58,6 +61,9 @@ ordered_json case_json(const CaseReport& report) {
       report.first_divergence
           ? ordered_json({{"name", report.first_divergence->name}, {"hint", report.first_divergence->hint}})
           : ordered_json();
+  if (!report.error.empty()) {
+    json["error"] = report.error;
+  }
   json["tensors"] = ordered_json::array();
   for (const auto& tensor : report.tensors) {
     json["tensors"].push_back(tensor_json(tensor));
@@ -67,7 +73,16 @@ ordered_json case_json(const CaseReport& report) {
 
 }  // namespace
 
-void write_json(const std::vector<CaseReport>& reports, const std::string& path) {
+JsonOutput::JsonOutput(const std::string& path) : to_standard_output_(path == "-") {
+  if (!path.empty() && !to_standard_output_) {
+    file_.emplace(path);
+  }
+}
+
+void JsonOutput::write(const std::vector<CaseReport>& reports) {
+  if (!to_standard_output_ && !file_) {
+    return;
+  }
   auto worst = parity::Verdict::bit_exact;
   ordered_json json;
   json["format"] = "mha.report/1";
@@ -78,15 +93,15 @@ void write_json(const std::vector<CaseReport>& reports, const std::string& path)
     json["cases"].push_back(case_json(report));
   }
   json["verdict"] = parity::verdict_text(worst);
-  // Names from files may hold anything: what is not UTF-8 is replaced, never thrown at.
-  const auto text = json.dump(2, ' ', /*ensure_ascii=*/false, ordered_json::error_handler_t::replace) + "\n";
-  if (path == "-") {
-    std::fwrite(text.data(), 1, text.size(), stdout);
+  // Names from files may hold anything: ASCII is harmless on every terminal, and what is not UTF-8 is
+  // replaced.
+  const auto text = json.dump(2, ' ', /*ensure_ascii=*/true, ordered_json::error_handler_t::replace) + "\n";
+  if (to_standard_output_) {
+    print(stdout, text);
     return;
   }
-  weights::AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
+  file_->write(text.data(), text.size());
+  file_->commit();
 }
 
 }  // namespace mha::cli

@@ -1,14 +1,28 @@
 // Reports for programs: the format mha.report/1.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "mha/report.h"
+#include "weights/atomic_file.h"
 
 namespace mha::cli {
 
-/// Writes the reports to `path`, or to standard output when it is `-`. Throws `mha::Error`.
-void write_json(const std::vector<parity::CaseReport>& reports, const std::string& path);
+/// Where the JSON of a run goes. Opened before the work, so that a path that cannot be written is told at
+/// once.
+class JsonOutput {
+ public:
+  /// A file, `-` for standard output, or nothing when empty. Throws `mha::Error`.
+  explicit JsonOutput(const std::string& path);
+
+  /// Writes the reports; a file appears whole or not at all. Throws `mha::Error`.
+  void write(const std::vector<parity::CaseReport>& reports);
+
+ private:
+  bool to_standard_output_;
+  std::optional<weights::AtomicFile> file_;
+};
 
 }  // namespace mha::cli

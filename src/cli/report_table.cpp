@@ -1,11 +1,9 @@
 #include "cli/report_table.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 
 #include "text/quote.h"
 
@@ -109,21 +107,20 @@ std::string table_text(const std::vector<TensorReport>& tensors, bool color) {
   return text;
 }
 
+std::string counted(size_t count, std::string_view what) {
+  return fmt::format("{} {}{}", grouped(static_cast<int64_t>(count)), what, count == 1 ? "" : "s");
+}
+
 /// `21 tensors, 1,234,567 elements`.
 std::string amount(const std::vector<TensorReport>& tensors) {
   int64_t elements = 0;
   for (const auto& tensor : tensors) {
     elements += tensor.total;
   }
-  return fmt::format("{} tensors, {} elements", tensors.size(), grouped(elements));
+  return counted(tensors.size(), "tensor") + ", " + counted(static_cast<size_t>(elements), "element");
 }
 
 }  // namespace
-
-bool use_color(std::FILE* stream) {
-  const char* no_color = std::getenv("NO_COLOR");
-  return (no_color == nullptr || *no_color == '\0') && isatty(fileno(stream)) == 1;
-}
 
 std::string report_text(const CaseReport& report, bool color) {
   std::string text = fmt::format("case         {}\n", escape(report.name, std::string::npos));
@@ -140,7 +137,11 @@ std::string report_text(const CaseReport& report, bool color) {
   text += table_text(report.tensors, color) + "\n";
   if (report.first_divergence) {
     text += fmt::format("first divergence: {}{}{}\n", escape(report.first_divergence->name),
-                        report.first_divergence->hint.empty() ? "" : ": ", report.first_divergence->hint);
+                        report.first_divergence->hint.empty() ? "" : ": ",
+                        one_line(report.first_divergence->hint));
+  }
+  if (report.verdict == Verdict::not_comparable && !report.first_divergence) {
+    text += "nothing was compared: no tensor has an element\n";
   }
   text += fmt::format("verdict: {} ({})\n", painted(report.verdict, color), amount(report.tensors));
   return text;

@@ -1,15 +1,12 @@
 // Reports as text for people.
 #pragma once
 
-#include <cstdio>
 #include <string>
+#include <vector>
 
 #include "mha/report.h"
 
 namespace mha::cli {
-
-/// Colours only on a terminal, and not when NO_COLOR is set.
-bool use_color(std::FILE* stream);
 
 /// The whole report of one case: what ran, a line for each tensor, the first divergence, the verdict.
 std::string report_text(const parity::CaseReport& report, bool color);

@@ -1,10 +1,12 @@
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "cli/report_json.h"
 #include "cli/report_table.h"
+#include "mha/error.h"
 #include "mha/parity.h"
 
 namespace mha::cli {
@@ -14,7 +16,7 @@ namespace {
 struct VerifyArguments {
   std::vector<std::string> cases;
   std::string weights;
-  std::string prefix;
+  std::optional<std::string> prefix;
   std::string engine = "lesson";
   std::string device;
   std::string require;
@@ -26,9 +28,7 @@ struct VerifyArguments {
 parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
   parity::VerifyOptions options;
   options.weights = arguments.weights;
-  if (!arguments.prefix.empty()) {
-    options.prefix = arguments.prefix;
-  }
+  options.prefix = arguments.prefix;
   if (arguments.num_heads > 0) {
     options.num_heads = arguments.num_heads;
   }
@@ -45,29 +45,45 @@ parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
   return options;
 }
 
+/// One case; one that cannot be used is told at once and does not keep the others from being verified.
+parity::CaseReport verify_one(const std::string& path, const parity::VerifyOptions& options) {
+  try {
+    return parity::verify(parity::read_case(path), options);
+  } catch (const Error& error) {
+    report_error(error.what());
+    parity::CaseReport report;
+    report.name = path;
+    report.engine = "lesson";
+    report.error = error.what();
+    return report;
+  }
+}
+
 int run(const VerifyArguments& arguments) {
   const auto options = verify_options(arguments);
+  JsonOutput json(arguments.json);
   // With the report on standard output, people read on standard error.
   std::FILE* const stream = arguments.json == "-" ? stderr : stdout;
   const bool color = use_color(stream);
   const bool many = arguments.cases.size() > 1;
+  auto status = all_passed;
   std::vector<parity::CaseReport> reports;
   for (const auto& path : arguments.cases) {
-    reports.push_back(parity::verify(parity::read_case(path), options));
+    reports.push_back(verify_one(path, options));
     const auto& report = reports.back();
-    const bool brief = many && parity::passed(report.verdict);
-    fmt::print(stream, "{}", brief ? summary_line(report, color) : report_text(report, color));
-    std::fflush(stream);
+    if (!report.error.empty()) {
+      status = bad_usage;
+      continue;
+    }
+    const bool passed = parity::passed(report.verdict);
+    print(stream, many && passed ? summary_line(report, color) : report_text(report, color));
+    status = passed ? status : std::max(status, something_differs);
   }
   if (many) {
-    fmt::print(stream, "{}", totals_line(reports, color));
+    print(stream, totals_line(reports, color));
   }
-  if (!arguments.json.empty()) {
-    write_json(reports, arguments.json);
-  }
-  const bool all = std::all_of(reports.begin(), reports.end(),
-                               [](const auto& report) { return parity::passed(report.verdict); });
-  return all ? all_passed : something_differs;
+  json.write(reports);
+  return status;
 }
 
 }  // namespace
@@ -77,11 +93,14 @@ void add_verify(CLI::App& app, int& exit_status) {
   auto* command = app.add_subcommand(
       "verify", "Compute reference cases here and compare every step, output and gradient");
   command->add_option("CASE", arguments->cases, "Reference cases written by scripts/export_reference.py")
-      ->required();
-  command->add_option("--weights", arguments->weights, "Take the weights from this file instead of the case");
+      ->required()
+      ->allow_extra_args(false);  // else CLI11 takes a file name in brackets for a list
+  command->add_option("--weights", arguments->weights, "Take the weights from this file instead of the case")
+      ->check(not_empty)
+      ->type_name("FILE");
   command->add_option("--prefix", arguments->prefix, "Prefix of the weights' names, e.g. encoder.0.attn.");
   command->add_option("--num-heads", arguments->num_heads, "Number of heads instead of the case's")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_option("--engine", arguments->engine, "What computes: lesson")
       ->check(CLI::IsMember({"lesson"}))
       ->capture_default_str();
@@ -94,6 +113,7 @@ void add_verify(CLI::App& app, int& exit_status) {
                    "What must hold; by default bits in the case's own environment, else tolerance")
       ->check(CLI::IsMember({"bit-exact", "tolerance"}));
   command->add_option("--json", arguments->json, "Write the report as JSON to FILE, or - for standard output")
+      ->check(not_empty)
       ->type_name("FILE");
   command->footer(
       "Exit status: 0 all passed, 1 something differs, 2 bad usage or unreadable input.\n"

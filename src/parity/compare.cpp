@@ -6,16 +6,13 @@
 #include "mha/parity.h"
 #include "parity/elements.h"
 #include "parity/tolerance.h"
+#include "text/dtype_text.h"
 #include "text/shape_text.h"
 
 namespace mha::parity {
 namespace {
 
 using torch::Tensor;
-
-std::string dtype_name(torch::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
 
 /// The same numbers, contiguous on the CPU, in a dtype that elements are compared in.
 Tensor comparable(const Tensor& tensor) {
@@ -50,23 +47,26 @@ std::optional<std::string> twin_violation(const Tensor& ours, const Tensor& refe
   const auto p = reference.to(torch::kDouble);
   const auto f = twin.to(torch::kDouble);
   const auto finite = c.isfinite() & p.isfinite();
-  // A twin that is not finite bounds nothing.
-  const auto unbounded = finite & ~f.isfinite();
+  auto bounded = finite & f.isfinite();
+  const auto largest = [&](const Tensor& values) {
+    return bounded.any().item<bool>() ? values.abs().masked_select(bounded).max().item<double>() : 0.0;
+  };
+  const auto reference_error = largest(p - f);
+  const auto largest_value = largest(f);
+  if (reference_error > twin_largest_share * largest_value) {
+    bounded.zero_();
+  }
+  // Where the twin bounds nothing, the defaults do.
   const auto defaults = default_tolerance(reference.scalar_type());
   const auto apart = (c - p).abs() > defaults.absolute + defaults.relative * p.abs();
-  if ((apart & unbounded).any().item<bool>()) {
-    return "beyond the default tolerance where the float64 twin is not finite";
+  if ((apart & finite & ~bounded).any().item<bool>()) {
+    return "beyond the default tolerance, and the float64 twin cannot help: it is not finite, or the "
+           "reference is far "
+           "from it";
   }
-  const auto bounded = finite & f.isfinite();
-  if (!bounded.any().item<bool>()) {
-    return std::nullopt;
-  }
-  const auto largest = [&](const Tensor& values) {
-    return values.abs().masked_select(bounded).max().item<double>();
-  };
   const auto error = largest(c - f);
   const auto allowed =
-      twin_error_factor * largest(p - f) + twin_roundings * epsilon(reference.scalar_type()) * largest(f);
+      twin_error_factor * reference_error + twin_roundings * epsilon(reference.scalar_type()) * largest_value;
   if (error <= allowed) {
     return std::nullopt;
   }
@@ -111,19 +111,19 @@ TensorReport compare(const std::string& name, const Tensor& ours, const Tensor& 
   if (!ours.defined() || !reference.defined()) {
     report.note = ours.defined() ? "missing in the reference" : "missing here";
     if (ours.defined()) {
-      report.dtype = dtype_name(ours.scalar_type());
+      report.dtype = dtype_text(ours.scalar_type());
       report.shape = ours.sizes().vec();
     }
     return report;
   }
-  report.dtype = dtype_name(ours.scalar_type());
+  report.dtype = dtype_text(ours.scalar_type());
   report.shape = ours.sizes().vec();
   if (ours.sizes() != reference.sizes()) {
     report.note = "the reference has shape " + shape_text(reference.sizes());
     return report;
   }
   if (ours.scalar_type() != reference.scalar_type()) {
-    report.note = "the reference is " + dtype_name(reference.scalar_type());
+    report.note = "the reference is " + dtype_text(reference.scalar_type());
     return report;
   }
   TORCH_CHECK_VALUE(!rule.float64.defined() || rule.float64.sizes() == reference.sizes(), name,
@@ -159,7 +159,7 @@ CaseReport compare(const StateDict& ours, const StateDict& reference) {
   for (const auto& item : reference) {
     if (!ours.contains(item.key())) {
       auto missing = compare(item.key(), Tensor(), item.value());
-      missing.dtype = dtype_name(item.value().scalar_type());
+      missing.dtype = dtype_text(item.value().scalar_type());
       missing.shape = item.value().sizes().vec();
       report.tensors.push_back(std::move(missing));
     }

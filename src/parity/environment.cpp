@@ -7,6 +7,8 @@
 #include <array>
 #include <fstream>
 
+#include "text/quote.h"
+
 #ifdef __APPLE__
 #include <sys/sysctl.h>
 #endif
@@ -65,7 +67,7 @@ Environment current_environment(torch::Device device) {
 std::vector<std::string> environment_differences(const Environment& reference, const Environment& ours) {
   std::vector<std::string> differences;
   const auto differ = [&](const std::string& what, const std::string& theirs, const std::string& here) {
-    differences.push_back(what + ": the case has " + (theirs.empty() ? "none recorded" : theirs) +
+    differences.push_back(what + ": the case has " + (theirs.empty() ? "none recorded" : escape(theirs)) +
                           ", here it is " + here);
   };
   if (reference.torch_version != ours.torch_version) {

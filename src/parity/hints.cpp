@@ -1,6 +1,7 @@
 #include "parity/hints.h"
 
 #include <algorithm>
+#include <map>
 
 namespace mha::parity {
 namespace {
@@ -14,66 +15,73 @@ bool resembles(const Tensor& guess, const Tensor& reference) {
                          /*equal_nan=*/true);
 }
 
-Tensor split_heads(const Tensor& projected, const MultiHeadAttention& module) {
-  return projected.view({projected.size(0), -1, module->num_heads, module->d_k}).transpose(1, 2);
-}
-
-/// A reference projection that came from another matrix than ours.
-std::string projection_cause(const Tensor& reference, const Tensor& input, const torch::nn::Linear& layer,
-                             const std::string& layer_name, const MultiHeadAttention& module) {
-  const auto weight = layer->weight;
-  const auto bias = layer->bias;
-  if (resembles(split_heads(torch::linear(input, weight.t(), bias), module), reference)) {
-    return layer_name + ".weight is transposed: torch.nn.Linear stores (out_features, in_features)";
-  }
-  if (resembles(split_heads(torch::linear(input, weight), module), reference)) {
-    return "the reference was computed without " + layer_name + ".bias";
-  }
-  const std::pair<const char*, torch::nn::Linear> others[] = {
+/// Why `projected` (batch, length, d_model), the reference's output of `name`, is not what that layer gives
+/// here.
+std::string projection_cause(const Tensor& projected, const Tensor& input, const std::string& name,
+                             const MultiHeadAttention& module) {
+  const std::map<std::string, torch::nn::Linear> layers = {
       {"W_q", module->W_q}, {"W_k", module->W_k}, {"W_v", module->W_v}, {"W_o", module->W_o}};
-  for (const auto& [name, other] : others) {
-    if (name != layer_name &&
-        resembles(split_heads(torch::linear(input, other->weight, other->bias), module), reference)) {
-      return layer_name + " and " + name + " are exchanged: the reference was computed with the weights of " +
-             name;
+  const auto& layer = layers.at(name);
+  if (resembles(torch::linear(input, layer->weight.t(), layer->bias), projected)) {
+    return name + ".weight is transposed: torch.nn.Linear stores (out_features, in_features)";
+  }
+  if (resembles(torch::linear(input, layer->weight), projected)) {
+    return "the reference was computed without " + name + ".bias";
+  }
+  for (const auto& [other_name, other] : layers) {
+    if (other_name != name && resembles(torch::linear(input, other->weight, other->bias), projected)) {
+      return name + " and " + other_name + " are exchanged: the reference was computed with the weights of " +
+             other_name;
     }
   }
-  return "the weights or the input of " + layer_name + " are not those of the reference";
+  return "the weights or the input of " + name + " are not those of the reference";
 }
 
-std::string attention_cause(const std::string& name, const ReferenceCase& reference, const CaseInputs& inputs,
-                            const Tensor& expected) {
-  if (name == "steps/masked_scores" && inputs.mask.defined()) {
-    if (const auto* scores = reference.tensors.find("steps/scores")) {
-      if (resembles(scores->masked_fill(inputs.mask.to(torch::kCPU) != 0, -1e9), expected)) {
-        return "the mask is inverted: here 0 blocks and anything else keeps";
-      }
-    }
-    return "the mask differs, or the fill is not -1e9";
+/// (batch, num_heads, length, d_k) -> (batch, length, d_model)
+Tensor join_heads(const Tensor& split) {
+  return split.transpose(1, 2).flatten(2);
+}
+
+std::string weights_cause(const ReferenceCase& reference, const Tensor& expected) {
+  const auto* softmax = reference.tensors.find("steps/softmax");
+  const bool dropped = softmax != nullptr && !torch::equal(*softmax, expected);
+  if (!reference.train && dropped) {
+    return "the reference applied dropout: eval() was forgotten when it was computed";
   }
-  if (name == "steps/scores") {
-    return "the scores are scaled otherwise: here they are divided by sqrt(d_k)";
-  }
-  if (name == "steps/attention_weights" || name == "outputs/attention_weights") {
-    const auto* softmax = reference.tensors.find("steps/softmax");
-    const bool dropped = softmax != nullptr && !torch::equal(*softmax, expected);
-    if (!reference.train && dropped) {
-      return "the reference applied dropout: eval() was forgotten when it was computed";
-    }
-    if (reference.train && reference.dropout > 0) {
-      return dropped ? "another dropout pattern: the seed must be set just before forward"
-                     : "the reference applied no dropout: it ran in eval mode";
-    }
+  if (reference.train && reference.dropout > 0) {
+    return dropped ? "another dropout pattern: the seed must be set just before forward"
+                   : "the reference applied no dropout: it ran in eval mode";
   }
   return "";
 }
 
-/// Whether a difference is as small as rounding makes it, not as another formula does.
-bool is_rounding(const TensorReport& first, const Tensor& expected) {
+std::string mask_cause(const ReferenceCase& reference, const CaseInputs& inputs, const Tensor& expected) {
+  const auto* scores = reference.tensors.find("steps/scores");
+  const bool inverted = scores != nullptr && inputs.mask.defined() &&
+                        resembles(scores->masked_fill(inputs.mask.to(torch::kCPU) != 0, -1e9), expected);
+  return inverted ? "the mask is inverted: here 0 blocks and anything else keeps"
+                  : "the mask differs, or the fill is not -1e9";
+}
+
+/// What the values themselves say, whatever the step; empty when they say nothing.
+std::string rounding_cause(const CaseReport& report, const TensorReport& first, const Tensor& expected) {
+  if (first.non_finite != first.reference_non_finite) {
+    return "NaN or infinity on one side only";
+  }
+  if (first.max_abs == 0) {
+    return "the sign of a zero";
+  }
   constexpr double small = 1e-3;
   const auto finite = expected.to(torch::kDouble).nan_to_num(0, 0, 0).abs();
   const auto largest = finite.numel() == 0 ? 0.0 : finite.max().item<double>();
-  return first.non_finite == first.reference_non_finite && first.max_abs <= small * std::max(1.0, largest);
+  if (!(first.max_abs <= small * std::max(1.0, largest))) {
+    return "";
+  }
+  return report.differences.empty() ? "the same maths, rounded otherwise: other strides or alignment, "
+                                      "another order of operations, or a "
+                                      "setting that changes rounding (MKL_CBWR, ATEN_CPU_CAPABILITY, TF32)"
+                                    : "the same maths, rounded otherwise, as the environment differs (" +
+                                          report.differences.front() + ")";
 }
 
 }  // namespace
@@ -82,38 +90,50 @@ std::string likely_cause(const ReferenceCase& reference, const CaseInputs& input
                          const MultiHeadAttention& module, const CaseReport& report,
                          const TensorReport& first) {
   const torch::NoGradGuard no_grad;
+  const auto& name = first.name;
   if (first.verdict == Verdict::not_comparable) {
     return first.note;
   }
-  if (first.name.starts_with("init/")) {
+  if (name.starts_with("init/")) {
     return "freshly initialised parameters differ: another init_seed, or other modules drew random numbers "
            "first";
   }
-  const auto& expected = reference.tensors[first.name];
-  if (is_rounding(first, expected)) {
-    return report.differences.empty() ? "the same maths, rounded otherwise: other strides or alignment, "
-                                        "another order of operations, or a "
-                                        "setting that changes rounding (MKL_CBWR, ATEN_CPU_CAPABILITY, TF32)"
-                                      : "the same maths, rounded otherwise, as the environment differs (" +
-                                            report.differences.front() + ")";
+  const auto expected = reference.tensors[name].to(inputs.query.device());
+  if (const auto cause = rounding_cause(report, first, expected); !cause.empty()) {
+    return cause;
   }
-  const auto reference_on_device = expected.to(inputs.query.device());
-  if (first.name == "steps/Q") {
-    return projection_cause(reference_on_device, inputs.query, module->W_q, "W_q", module);
+  if (name == "steps/Q") {
+    return projection_cause(join_heads(expected), inputs.query, "W_q", module);
   }
-  if (first.name == "steps/K") {
-    return projection_cause(reference_on_device, inputs.key, module->W_k, "W_k", module);
+  if (name == "steps/K") {
+    return projection_cause(join_heads(expected), inputs.key, "W_k", module);
   }
-  if (first.name == "steps/V") {
-    return projection_cause(reference_on_device, inputs.value, module->W_v, "W_v", module);
+  if (name == "steps/V") {
+    return projection_cause(join_heads(expected), inputs.value, "W_v", module);
   }
-  if (first.name.starts_with("grads/")) {
+  if (name == "steps/scores") {
+    return "the scores are scaled otherwise: here they are divided by sqrt(d_k)";
+  }
+  if (name == "steps/masked_scores") {
+    return mask_cause(reference, inputs, reference.tensors[name]);
+  }
+  if (name == "steps/attention_weights" || name == "outputs/attention_weights") {
+    return weights_cause(reference, reference.tensors[name]);
+  }
+  if (name == "steps/context") {
+    return "the heads are concatenated in another order: here (batch, query_len, num_heads, d_k) becomes "
+           "d_model";
+  }
+  if (name.starts_with("grads/")) {
     return "the forward pass agrees: another grad_outputs/output, or one tensor passed several times there "
            "and copies "
            "of it here";
   }
-  const auto cause = attention_cause(first.name, reference, inputs, expected);
-  return cause.empty() ? "export the case with its steps to see where it begins" : cause;
+  if (const auto* context = reference.tensors.find("steps/context");
+      context != nullptr && name == "outputs/output") {
+    return projection_cause(expected, context->to(expected.device()), "W_o", module);
+  }
+  return "export the case with its steps to see where it begins";
 }
 
 }  // namespace mha::parity

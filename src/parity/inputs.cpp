@@ -35,7 +35,7 @@ Tensor with_strides(const ReferenceCase& reference, const std::string& name, con
   }
   auto fresh = torch::empty_strided(stored_sizes, strides, tensor.options().device(device));
   fresh.copy_(stored);
-  const auto rebuilt = fresh.expand(tensor.sizes());
+  auto rebuilt = fresh.expand(tensor.sizes());
   // Strides that make elements share memory, or repeat elements that differ, would silently be another input.
   if (compare(name, rebuilt, tensor).mismatched != 0) {
     fail(reference, name, "expected strides that keep elements apart, found strides that make them overlap");

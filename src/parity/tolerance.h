@@ -9,6 +9,9 @@ namespace mha::parity {
 /// that an exact reference does not demand an exact result.
 inline constexpr double twin_error_factor = 2;
 inline constexpr double twin_roundings = 8;
+/// A reference whose own error is a larger share of the largest value says nothing about ours: the defaults
+/// decide.
+inline constexpr double twin_largest_share = 0.25;
 
 /// The element-wise bound absolute + relative * |reference|.
 struct Tolerance {

@@ -1,4 +1,6 @@
 #include <ATen/Parallel.h>
+#include <torch/autograd.h>
+#include <torch/cuda.h>
 
 #include "mha/attention.h"
 #include "mha/error.h"
@@ -76,11 +78,17 @@ class Verification {
     report_.bits_required = requirement_ == Requirement::bit_exact;
   }
 
-  /// The weights and the prefix under which they are found.
-  std::pair<StateDict, std::string> read_case_weights() const {
-    auto prefix = options_.prefix.value_or(reference_.prefix);
+  /// The weights, the prefix under which they are found, and the file they come from.
+  struct Weights {
+    StateDict tensors;
+    std::string prefix;
+    std::filesystem::path file;
+  };
+
+  Weights read_case_weights() const {
+    const auto prefix = options_.prefix.value_or(reference_.prefix);
     if (!options_.weights.empty()) {
-      return {read_weights(options_.weights), prefix};
+      return {read_weights(options_.weights), prefix, options_.weights};
     }
     StateDict own;
     for (const auto& item : reference_.tensors) {
@@ -90,19 +98,20 @@ class Verification {
       }
     }
     if (!own.is_empty()) {
-      return {own, ""};
+      return {own, options_.prefix.value_or(""), reference_.path};
     }
     if (reference_.weights_file.empty()) {
       fail("expected tensors weights/..., metadata \"weights_file\" or --weights, found none of them");
     }
-    return {read_weights(reference_.path.parent_path() / reference_.weights_file), prefix};
+    const auto file = reference_.path.parent_path() / reference_.weights_file;
+    return {read_weights(file), prefix, file};
   }
 
   MultiHeadAttention make_module() {
-    const auto [weights, prefix] = read_case_weights();
+    const auto weights = read_case_weights();
     // A module is only as large as the weights that fill it, whatever the metadata claims.
     int64_t elements = 0;
-    for (const auto& item : weights) {
+    for (const auto& item : weights.tensors) {
       elements += item.value().numel();
     }
     constexpr int64_t matrices = 4;
@@ -117,13 +126,20 @@ class Verification {
         MultiHeadAttentionOptions(reference_.d_model, options_.num_heads.value_or(reference_.num_heads))
             .dropout(reference_.dropout));
     module->to(device_, reference_.dtype);
+    StateDict fresh;
+    for (const auto& item : state_dict(*module)) {
+      fresh.insert(item.key(), item.value().clone());
+    }
+    try {
+      load_state_dict(*module, weights.tensors, {.prefix = weights.prefix});
+    } catch (const c10::Error& error) {
+      throw Error(show(weights.file) + ": " + error.what_without_backtrace());
+    }
     if (reference_.init_seed) {
       for (const auto& item : state_dict(*module)) {
-        const auto* expected = reference_.tensors.find("weights/" + item.key());
-        add("init/" + item.key(), item.value(), expected == nullptr ? Tensor() : *expected);
+        add("init/" + item.key(), fresh[item.key()], item.value());
       }
     }
-    load_state_dict(*module, weights, {.prefix = prefix});
     module->train(reference_.train);
     return module;
   }

@@ -52,7 +52,9 @@ void append_hex(std::string& into, std::string_view bytes) {
 
 }  // namespace
 
-std::string escape(std::string_view text, std::size_t limit) {
+namespace {
+
+std::string escaped(std::string_view text, std::size_t limit, std::string_view with_backslash) {
   std::string result;
   for (std::size_t i = 0; i < text.size();) {
     if (result.size() >= limit) {
@@ -63,7 +65,7 @@ std::string escape(std::string_view text, std::size_t limit) {
     if (c.length == 0 || is_unprintable(c.value)) {
       append_hex(result, bytes);
     } else {
-      if (c.value == '"' || c.value == '\\') {
+      if (bytes.size() == 1 && with_backslash.find(bytes) != std::string_view::npos) {
         result += '\\';
       }
       result += bytes;
@@ -71,6 +73,16 @@ std::string escape(std::string_view text, std::size_t limit) {
     i += bytes.size();
   }
   return result;
+}
+
+}  // namespace
+
+std::string escape(std::string_view text, std::size_t limit) {
+  return escaped(text, limit, "\"\\");
+}
+
+std::string one_line(std::string_view text) {
+  return escaped(text, std::string::npos, "");
 }
 
 std::string quote(std::string_view text) {

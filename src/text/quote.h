@@ -15,6 +15,10 @@ std::string escape(std::string_view text, std::size_t limit = 200);
 /// `escape(text)` in double quotes.
 std::string quote(std::string_view text);
 
+/// `text` on one line that is harmless on a terminal; quotes and backslashes stay, so escaped parts are not
+/// escaped again.
+std::string one_line(std::string_view text);
+
 /// A path for messages: escaped, never cut.
 std::string show(const std::filesystem::path& path);
 

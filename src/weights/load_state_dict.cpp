@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mha/weights.h"
+#include "text/dtype_text.h"
 #include "text/quote.h"
 #include "text/shape_text.h"
 #include "weights/prefix.h"
@@ -57,7 +58,7 @@ std::string misfit(const torch::Tensor& target, const torch::Tensor& source) {
     return "expected " + shape_text(target.sizes()) + ", found " + shape_text(source.sizes());
   }
   if (source.is_complex() && !target.is_complex()) {
-    return std::string("expected real values, found ") + c10::toString(source.scalar_type());
+    return std::string("expected real values, found ") + dtype_text(source.scalar_type());
   }
   return "";
 }
@@ -106,7 +107,7 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state_dict, con
   list(message, "missing", missing);
   list(message, "unexpected", unexpected);
   list(message, "not fitting", misfits);
-  if (options.prefix.empty() && sources.empty() && !missing.empty()) {
+  if (sources.empty() && !missing.empty()) {
     std::vector<std::string> hints;
     for (const std::string& prefix : weights::some_prefixes(state_dict, targets)) {
       hints.push_back(quote(prefix));

@@ -57,7 +57,7 @@ std::shared_ptr<MappedFile> MappedFile::open(const std::filesystem::path& path) 
            "expected a file that fits the address space, found " + std::to_string(status.st_size) + " bytes");
   }
   // Made before the mapping, so that nothing can throw between the mapping and its owner.
-  const std::shared_ptr<MappedFile> file(new MappedFile);
+  std::shared_ptr<MappedFile> file(new MappedFile);
   const auto size = static_cast<std::size_t>(status.st_size);
   // MAP_NORESERVE: a private writable mapping would otherwise need swap for the whole file, though few write
   // to it.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mha/error.h"
+#include "text/dtype_text.h"
 #include "text/quote.h"
 #include "text/shape_text.h"
 #include "weights/atomic_file.h"
@@ -40,7 +41,7 @@ std::string obstacle(const at::Tensor& tensor) {
     return "a meta tensor, which has no data";
   }
   if (safetensors_name(tensor.scalar_type()).empty()) {
-    return std::string("dtype ") + c10::toString(tensor.scalar_type());
+    return std::string("dtype ") + dtype_text(tensor.scalar_type());
   }
   return "";
 }

@@ -73,11 +73,11 @@ TEST_CASE("forward refuses a value of another length than its key") {
 TEST_CASE("forward refuses other dtypes and devices than the parameters'") {
   const auto x = torch::randn({2, 5, 8});
   CHECK(forward_error(x.to(torch::kDouble), x, x) ==
-        "query: expected dtype Float (that of W_q.weight), found Double");
+        "query: expected dtype float32 (that of W_q.weight), found float64");
   CHECK(forward_error(x, x.to(torch::kHalf), x) ==
-        "key: expected dtype Float (that of W_k.weight), found Half");
+        "key: expected dtype float32 (that of W_k.weight), found float16");
   CHECK(forward_error(x, x, torch::ones({2, 5, 8}, torch::kLong)) ==
-        "value: expected dtype Float (that of W_v.weight), found Long");
+        "value: expected dtype float32 (that of W_v.weight), found int64");
   CHECK(forward_error(x, x.to(torch::kMeta), x) ==
         "key: expected device cpu (that of W_k.weight), found meta");
   CHECK(forward_error(x, x, x, torch::ones({5, 5}, torch::kMeta)) ==
@@ -145,7 +145,8 @@ TEST_CASE("scaled_dot_product_attention checks its own arguments") {
   CHECK(sdpa_error(q, torch::randn({4, 3, 7, 4}), k) ==
         "key: expected leading dimensions that broadcast with those of query (2, 3, 5, 4), found shape (4, "
         "3, 7, 4)");
-  CHECK(sdpa_error(q, k.to(torch::kDouble), k) == "key: expected dtype Float (that of query), found Double");
+  CHECK(sdpa_error(q, k.to(torch::kDouble), k) ==
+        "key: expected dtype float32 (that of query), found float64");
   CHECK(
       sdpa_error(q, k, k, torch::ones({4, 7})) ==
       "mask: expected a shape that broadcasts to the scores (..., query_len, key_len) = (2, 3, 5, 7) without "

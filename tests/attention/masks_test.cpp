@@ -112,22 +112,22 @@ TEST_CASE("mask errors say what was expected and found") {
   CHECK(error_of<c10::ValueError>([] { mha::padding_mask(torch::tensor({-1}), 4); }) ==
         "lengths: expected values within [0, 4] (key_len), found -1 at index 0");
   CHECK(error_of<c10::ValueError>([] { mha::padding_mask(torch::tensor({{1}}), 4); }) ==
-        "lengths: expected a 1-D integer tensor, found shape (1, 1) of Long");
+        "lengths: expected a 1-D integer tensor, found shape (1, 1) of int64");
   CHECK(error_of<c10::ValueError>([] { mha::padding_mask(torch::tensor({1.0F}), 4); }) ==
-        "lengths: expected a 1-D integer tensor, found shape (1,) of Float");
+        "lengths: expected a 1-D integer tensor, found shape (1,) of float32");
   CHECK(error_of<c10::ValueError>([] { mha::padding_mask({}, 4); }) ==
         "lengths: expected a tensor, found an undefined one");
   CHECK(error_of<c10::ValueError>([] {
           mha::keep_from_key_padding_mask(torch::zeros({2, 3}));
         }) ==
-        "key_padding_mask: expected dtype Bool (true = blocked), found Float; keep_from_additive() takes "
+        "key_padding_mask: expected dtype bool (true = blocked), found float32; keep_from_additive() takes "
         "additive masks");
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_key_padding_mask(torch::zeros({3}, torch::kBool)); }) ==
         "key_padding_mask: expected 2 dimensions (batch, key_len), found shape (3,)");
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_blocked(torch::zeros({3}, torch::kLong)); }) ==
-        "blocked: expected dtype Bool (true = blocked), found Long");
+        "blocked: expected dtype bool (true = blocked), found int64");
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_additive(torch::zeros({3}, torch::kBool)); }) ==
-        "additive_mask: expected a floating point dtype, found Bool");
+        "additive_mask: expected a floating point dtype, found bool");
   CHECK(error_of<c10::ValueError>([] {
           mha::keep_from_additive(torch::tensor({{0.0F, -infinity}, {0.0F, -0.5F}}));
         }) ==
@@ -135,8 +135,9 @@ TEST_CASE("mask errors say what was expected and found") {
         "1)");
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_additive(torch::tensor({std::nanf("")})); }) ==
         "additive_mask: expected 0 (keep), -inf or the lowest finite value (block), found nan at index (0,)");
-  CHECK(error_of<c10::ValueError>([] { mha::combine(torch::ones({2, 1}), torch::ones({3, 3})); }) ==
-        "masks to combine: expected shapes that broadcast, found (2, 1) and (3, 3)");
+  CHECK(error_of<c10::ValueError>([] {
+          mha::combine(torch::ones({2, 1}), torch::ones({3, 3}));
+        }) == "masks to combine: expected shapes that broadcast, found (2, 1) and (3, 3)");
 }
 
 TEST_CASE("self-attention, masked self-attention and cross-attention of an encoder-decoder") {

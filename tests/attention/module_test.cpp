@@ -162,7 +162,8 @@ TEST_CASE("to(dtype) after construction: a double module computes in double") {
 
 TEST_CASE("to(device) after construction moves every parameter") {
   MultiHeadAttention attention(8, 2);
-  const auto device = torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
+  const auto device =
+      torch::cuda::is_available() ? torch::Device(torch::kCUDA, 0) : torch::Device(torch::kCPU);
   attention->to(device);
   for (const auto& item : mha::state_dict(*attention)) {
     CHECK(item.value().device() == device);

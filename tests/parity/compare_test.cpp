@@ -249,6 +249,17 @@ TEST_CASE("a float64 twin allows twice the reference's own error and a few round
         Verdict::mismatch);
 }
 
+TEST_CASE("a reference far from its own float64 twin does not make anything pass") {
+  const auto twin = torch::tensor({1.0, 2.0}, torch::kDouble);
+  const auto rule = Rule{.requirement = Requirement::tolerance, .tolerance = {}, .float64 = twin};
+  for (const auto& broken : {torch::tensor({1.0F, 1e30F}), torch::zeros({2}), torch::tensor({2.0F, 1.0F})}) {
+    const auto report = compare("x", torch::tensor({1.0F, 2.0F}), broken, rule);
+    CHECK(report.verdict == Verdict::mismatch);
+    CHECK(report.note.find("float64 twin cannot help") != std::string::npos);
+    CHECK(compare("x", broken + broken * 1e-7F, broken, rule).verdict != Verdict::mismatch);
+  }
+}
+
 TEST_CASE("state dicts are compared by name") {
   mha::StateDict a;
   a.insert("same", torch::ones({2}));

@@ -131,6 +131,28 @@ TEST_CASE("hints name the usual cause") {
   auto unscaled = builder;
   unscaled.set("steps/scores", builder.tensors["steps/scores"] * 2);
   CHECK_THAT(hint(unscaled), ContainsSubstring("divided by sqrt(d_k)"));
+  auto reordered = builder;
+  reordered.set("steps/context", builder.tensors["steps/context"].flip(-1));
+  CHECK_THAT(hint(reordered), ContainsSubstring("concatenated in another order"));
+  auto output_transposed = builder;
+  output_transposed.set("weights/W_o.weight", builder.tensors["weights/W_o.weight"].t().contiguous());
+  CHECK_THAT(hint(output_transposed), ContainsSubstring("W_o.weight is transposed"));
+  auto with_nan = builder;
+  with_nan.set("steps/scores", builder.tensors["steps/scores"].index_fill(3, torch::tensor({2}), NAN));
+  CHECK_THAT(hint(with_nan), ContainsSubstring("NaN or infinity on one side only"));
+  auto zero_sign = builder;
+  zero_sign.set("steps/softmax",
+                torch::where(builder.tensors["steps/softmax"] == 0, -builder.tensors["steps/softmax"],
+                             builder.tensors["steps/softmax"]));
+  CHECK_THAT(hint(zero_sign), ContainsSubstring("the sign of a zero"));
+  auto without_steps = builder;
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("steps/")) {
+      without_steps.tensors.erase(name);
+    }
+  }
+  without_steps.set("outputs/output", builder.tensors["outputs/output"] + 1);
+  CHECK_THAT(hint(without_steps), ContainsSubstring("export the case with its steps"));
   auto rounded = builder;
   rounded.set("steps/context", flipped(builder.tensors["steps/context"], 3));
   CHECK_THAT(hint(rounded), ContainsSubstring("rounded otherwise"));
@@ -240,12 +262,32 @@ TEST_CASE("weights come from the case, from a file beside it, or from an option,
   options.prefix = "encoder.0";
   CHECK(verify(options).verdict == Verdict::bit_exact);
 
+  builder.metadata["init_seed"] = "11";
+  CHECK(find(verify(options), "init/W_q.weight").verdict == Verdict::bit_exact);
   builder.metadata["weights_file"] = "weights.safetensors";
   builder.metadata["prefix"] = "module.encoder.0.";
   CHECK(verify().verdict == Verdict::bit_exact);
   options.weights.clear();
   options.prefix = "decoder";
-  CHECK_THAT(mha::testing::error_of<mha::Error>([&] { verify(options); }), ContainsSubstring("decoder"));
+  const auto wrong_prefix = mha::testing::error_of<mha::Error>([&] { verify(options); });
+  CHECK_THAT(wrong_prefix,
+             ContainsSubstring("weights.safetensors: load_state_dict: expected names under the prefix "
+                               "\"decoder\""));
+}
+
+TEST_CASE("a prefix given for the case's own weights is not ignored") {
+  VerifyOptions options;
+  options.prefix = "nonsense";
+  CHECK_THAT(mha::testing::error_of<mha::Error>([&] { make_case().verify(options); }),
+             ContainsSubstring("expected names under the prefix \"nonsense\""));
+}
+
+TEST_CASE("text from a case's metadata is shown harmlessly") {
+  auto builder = make_case();
+  builder.metadata["cpu_model"] = "x\n\x1b[31mverdict: bit-exact";
+  const auto report = builder.verify();
+  CHECK(report.differences.at(0).find_first_of("\n\x1b") == std::string::npos);
+  CHECK_THAT(report.differences[0], ContainsSubstring("x\\x0a\\x1b[31mverdict"));
 }
 
 TEST_CASE("weights are cast to the case's dtype") {

@@ -120,7 +120,7 @@ TEST_CASE("load_state_dict: tensors that cannot be copied are refused", "[weight
   const at::Tensor one = at::ones({2, 3});
   const std::vector<std::pair<at::Tensor, std::string>> rows{
       {{}, "found an undefined tensor"},
-      {at::ones({2, 3}, at::kComplexFloat), "expected real values, found ComplexFloat"},
+      {at::ones({2, 3}, at::kComplexFloat), "expected real values, found complex64"},
       {one.to_sparse(), "found a tensor that is not dense"},
       {at::quantize_per_tensor(one, 1.0, 0, at::kQInt8), "found a quantized tensor"},
       {at::empty({2, 3}, at::kMeta), "found a meta tensor"},
