@@ -244,8 +244,8 @@ def _cpu_model() -> str:
                 for line in file
                 if line.partition(":")[0].strip() == "model name"
             )
-            return next(names, "") or platform.processor()
+            return next(names, "") or platform.machine()
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return platform.processor()
+    return platform.machine()

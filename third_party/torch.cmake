@@ -36,7 +36,7 @@ function(mha_locate_torch result)
     message(FATAL_ERROR "mha: Torch_DIR is \"${Torch_DIR}\", but no TorchConfig.cmake is there. "
                         "Expected LibTorch's share/cmake/Torch folder.")
   endif()
-  find_path(MHA_TORCH_CONFIG_DIR TorchConfig.cmake PATH_SUFFIXES share/cmake/Torch NO_CACHE)
+  find_path(MHA_TORCH_CONFIG_DIR TorchConfig.cmake PATH_SUFFIXES share/cmake/Torch Torch NO_CACHE)
   if(MHA_TORCH_CONFIG_DIR)
     cmake_path(SET root NORMALIZE "${MHA_TORCH_CONFIG_DIR}/../../..")
     set(${result} "${root}" PARENT_SCOPE)

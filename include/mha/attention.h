@@ -32,11 +32,15 @@ struct MHA_EXPORT AttentionResult {
 /// mask: any dtype, any shape that broadcasts to the scores (..., L, S); 0 blocks, everything else keeps.
 /// Blocked scores are *replaced* by -1e9: a fully blocked row attends to all keys equally, it is never NaN.
 /// An additive mask (0 keeps, -inf blocks) means the opposite here: convert it with `keep_from_additive`
-/// (mha/masks.h). dropout: applied to the weights when it is in training mode; `nullptr` is none.
+/// (mha/masks.h).
+/// dropout: applied to the weights when it is in training mode; `nullptr` is none.
+/// query, key and value are of one floating point dtype and on one device.
 ///
-/// Errors: undefined tensors, unequal d_k, key_len, dtypes or devices, a mask that does not broadcast to the
-/// scores or would enlarge them, and float16 with any mask (-1e9 does not fit). Source: "Attention Is All You
-/// Need", equation 1.
+/// Errors: undefined tensors, fewer than 2 dimensions, unequal d_k, key_len, dtypes or devices, a mask that
+/// does not broadcast to the scores or would enlarge them, and float16 with any mask (-1e9 does not fit).
+/// Call it qualified: unqualified, argument-dependent lookup also finds ATen's function of this name, whose
+/// boolean mask blocks with -inf.
+/// Source: "Attention Is All You Need", equation 1.
 MHA_EXPORT AttentionResult scaled_dot_product_attention(const torch::Tensor& query, const torch::Tensor& key,
                                                         const torch::Tensor& value,
                                                         const torch::Tensor& mask = {},
@@ -89,8 +93,9 @@ class MHA_EXPORT MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadA
   /// Prints `mha::MultiHeadAttention(d_model=512, num_heads=8, dropout=0.1)`.
   void pretty_print(std::ostream& stream) const override;
 
-  /// A deep copy that keeps dtype, training mode and `requires_grad`, and leaves the random number generator
-  /// alone. `attention_weights` of the copy are undefined.
+  /// A deep copy that keeps dtype, training mode and `requires_grad`; its `attention_weights` are undefined.
+  /// As every clone in LibTorch it draws random numbers on the way, which Python's deepcopy does not: set a
+  /// seed after it.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
@@ -135,7 +140,7 @@ TORCH_MODULE(MultiHeadAttention);
 
 /// The lesson's module with the weights, dtype, device and mode of LibTorch's own `MultiheadAttention`.
 ///
-/// Missing biases become zero, which is the same function. Errors: kdim or vdim unlike embed_dim, bias_k,
+/// Missing biases become zero, which is the same function; all parameters of the result require gradients. Errors: kdim or vdim unlike embed_dim, bias_k,
 /// bias_v or add_zero_attn, none of which this module has. Mind the other conventions when calling it: inputs
 /// here are (B, L, D), not (L, B, D), and a mask's 1 keeps.
 MHA_EXPORT MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module);

@@ -25,14 +25,17 @@ namespace mha::parity {
 /// What must hold for a tensor to pass.
 enum class Requirement : std::uint8_t { bit_exact, tolerance };
 
-/// How far a tensor may be from its reference. Without `tolerance` and `float64`: the defaults of
-/// `torch.testing.assert_close` by dtype.
+/// How far a tensor may be from its reference. What any of the given bounds allows passes; with none given, the
+/// defaults of `torch.testing.assert_close` by dtype decide.
 struct MHA_EXPORT Rule {
   Requirement requirement = Requirement::bit_exact;
-  /// t: max|ours - reference| <= t * max(1, max|reference|).
+  /// t: max|ours - reference| <= t * max(1, max|reference|), and nothing else.
   std::optional<double> tolerance;
   /// f, the same computed in float64: max|ours - f| <= 2 max|reference - f| + 8 eps max|f|.
   torch::Tensor float64;
+  /// Size of the numbers that were added up to make the tensor, when known: max|ours - reference| <= 8 eps scale.
+  /// Rounding leaves such differences even where the sums cancel.
+  double scale = 0;
 };
 
 /// Compares any two tensors, on any devices. NaN equals NaN at the same index; -0 and +0 have other bits, 0
@@ -78,8 +81,10 @@ struct MHA_EXPORT VerifyOptions {
 /// Computes `reference` with `mha::MultiHeadAttention` and compares all that it holds.
 ///
 /// Bits are required when the environment equals the case's and the case states no tolerance. The number of
-/// threads is the case's during the call and what it was after it. Seeds LibTorch's default generators when
-/// the case has a seed. Throws `mha::Error` when the case or its weights cannot be used.
+/// threads is the case's during the call and what it was after it. Autocast, InferenceMode and another default
+/// dtype of the caller do not reach the computation. Seeds LibTorch's default generators when the case has a
+/// seed, so two calls must not run at once.
+/// Throws `mha::Error` when the case or its weights cannot be used.
 MHA_EXPORT CaseReport verify(const ReferenceCase& reference, const VerifyOptions& options = {});
 
 /// The environment of this process when computing on `device`.

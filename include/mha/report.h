@@ -85,4 +85,7 @@ struct MHA_EXPORT CaseReport {
 /// The worst verdict among the tensors; `not_comparable` when not a single element was compared.
 MHA_EXPORT Verdict overall(const std::vector<TensorReport>& tensors);
 
+/// The worst verdict among the cases.
+MHA_EXPORT Verdict overall(const std::vector<CaseReport>& cases);
+
 }  // namespace mha::parity

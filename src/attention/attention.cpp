@@ -1,7 +1,5 @@
 #include "mha/attention.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <cmath>
 #include <ostream>
 
@@ -65,21 +63,26 @@ MultiHeadAttentionImpl::MultiHeadAttentionImpl(int64_t d_model, int64_t num_head
 void MultiHeadAttentionImpl::reset() {
   attention::check_options(options);
 
+  // Made before anything is replaced: should memory run out, the module stays as it was.
+  const auto width = options.d_model();
+  torch::nn::Linear query_layer(width, width);
+  torch::nn::Linear key_layer(width, width);
+  torch::nn::Linear value_layer(width, width);
+  torch::nn::Linear output_layer(width, width);
+
   d_model = options.d_model();
   num_heads = options.num_heads();
   d_k = d_model / num_heads;  // width of each head
 
-  // A second reset() replaces what the first one registered.
   for (const char* name : {"W_q", "W_k", "W_v", "W_o", "dropout"}) {
     if (named_children().contains(name)) {
       unregister_module(name);
     }
   }
-  W_q = register_module("W_q", torch::nn::Linear(d_model, d_model));
-  W_k = register_module("W_k", torch::nn::Linear(d_model, d_model));
-  W_v = register_module("W_v", torch::nn::Linear(d_model, d_model));
-
-  W_o = register_module("W_o", torch::nn::Linear(d_model, d_model));
+  W_q = register_module("W_q", query_layer);
+  W_k = register_module("W_k", key_layer);
+  W_v = register_module("W_v", value_layer);
+  W_o = register_module("W_o", output_layer);
 
   dropout = register_module("dropout", torch::nn::Dropout(options.dropout()));
   attention_weights = Tensor();
@@ -140,22 +143,13 @@ Tensor MultiHeadAttentionImpl::attend(const Tensor& query, const Tensor& key, co
 
 void MultiHeadAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "mha::MultiHeadAttention(d_model=" << d_model << ", num_heads=" << num_heads
-         << ", dropout=" << options.dropout() << ")";
+         << ", dropout=" << dropout->options.p() << ")";
 }
 
 std::shared_ptr<torch::nn::Module> MultiHeadAttentionImpl::clone(
     const std::optional<torch::Device>& device) const {
-  // Cloneable builds a fresh module first, which draws random numbers and forgets requires_grad.
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const auto locked_state = [&] {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    return generator.get_state();
-  }();
   auto copy = Cloneable::clone(device);
-  {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(locked_state);
-  }
+  // Cloneable forgets which parameters were frozen.
   auto copied_parameters = copy->named_parameters();
   for (const auto& parameter : named_parameters()) {
     copied_parameters[parameter.key()].requires_grad_(parameter.value().requires_grad());

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "text/dtype_text.h"
-#include "text/shape_text.h"
+#include "support/dtype_text.h"
+#include "support/shape_text.h"
 
 namespace mha::attention {
 namespace {
@@ -20,10 +20,6 @@ torch::ScalarType product_dtype(const Tensor& tensor) {
                        at::autocast::is_autocast_enabled(device) && tensor.is_floating_point() &&
                        tensor.scalar_type() != torch::kDouble;
   return lowered ? at::autocast::get_autocast_dtype(device) : tensor.scalar_type();
-}
-
-void check_defined(const char* name, const Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined(), name, ": expected a tensor, found an undefined one");
 }
 
 void check_same_device(const char* name, const Tensor& tensor, const char* other, torch::Device expected) {
@@ -61,7 +57,26 @@ void check_mask(const Tensor& mask, c10::IntArrayRef scores_sizes, const char* s
       "converted to type at::Half without overflow. Use bfloat16 or float32, or no mask");
 }
 
+/// Widens `sizes` by the leading dimensions of `tensor`, as torch::matmul broadcasts them.
+void broadcast_leading(std::vector<int64_t>& sizes, const Tensor& tensor, const char* name) {
+  const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim() - 2));
+  if (leading.size() > sizes.size()) {
+    sizes.insert(sizes.begin(), leading.size() - sizes.size(), 1);
+  }
+  for (size_t i = 0; i < leading.size(); ++i) {
+    auto& size = sizes[sizes.size() - leading.size() + i];
+    TORCH_CHECK_VALUE(size == 1 || leading[i] == 1 || size == leading[i], name,
+                      ": expected leading dimensions that broadcast with ", shape_text(sizes),
+                      " (those before it), found shape ", shape_text(tensor.sizes()));
+    size = size == 1 ? leading[i] : size;
+  }
+}
+
 }  // namespace
+
+void check_defined(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), name, ": expected a tensor, found an undefined one");
+}
 
 void check_options(const MultiHeadAttentionOptions& options) {
   TORCH_CHECK_VALUE(options.d_model() > 0, "d_model must be positive, found ", options.d_model());
@@ -83,6 +98,8 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
     TORCH_CHECK_VALUE(tensor->dim() >= 2, name,
                       ": expected at least 2 dimensions (..., length, width), found shape ",
                       shape_text(tensor->sizes()));
+    TORCH_CHECK_VALUE(tensor->is_floating_point(), name, ": expected a floating point dtype, found ",
+                      dtype_text(tensor->scalar_type()));
     check_same_device(name, *tensor, "query", query.device());
     check_same_dtype(name, *tensor, "query", query);
   }
@@ -91,19 +108,11 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
   TORCH_CHECK_VALUE(value.size(-2) == key.size(-2), "value: expected length ", key.size(-2),
                     " (key_len), found shape ", shape_text(value.sizes()));
 
-  // Leading dimensions broadcast as torch::matmul broadcasts them.
-  const auto query_leading = query.sizes().slice(0, static_cast<size_t>(query.dim() - 2));
-  const auto key_leading = key.sizes().slice(0, static_cast<size_t>(key.dim() - 2));
-  auto scores_sizes = std::vector<int64_t>(static_cast<size_t>(std::max(query.dim(), key.dim()) - 2), 1);
-  for (const auto& leading : {query_leading, key_leading}) {
-    for (size_t i = 0; i < leading.size(); ++i) {
-      auto& size = scores_sizes[scores_sizes.size() - leading.size() + i];
-      TORCH_CHECK_VALUE(size == 1 || leading[i] == 1 || size == leading[i],
-                        "key: expected leading dimensions that ", "broadcast with those of query ",
-                        shape_text(query.sizes()), ", found shape ", shape_text(key.sizes()));
-      size = size == 1 ? leading[i] : size;
-    }
-  }
+  std::vector<int64_t> scores_sizes;
+  broadcast_leading(scores_sizes, query, "query");
+  broadcast_leading(scores_sizes, key, "key");
+  auto output_sizes = scores_sizes;
+  broadcast_leading(output_sizes, value, "value");
   scores_sizes.push_back(query.size(-2));
   scores_sizes.push_back(key.size(-2));
   check_mask(mask, scores_sizes, "the scores (..., query_len, key_len)", query);
@@ -111,15 +120,16 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
 
 void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, const Tensor& key,
                    const Tensor& value, const Tensor& mask) {
+  const auto& weight = module.W_q->weight;
+  for (const auto& parameter : module.named_parameters()) {
+    check_same_device(parameter.key().c_str(), parameter.value(), "W_q.weight", weight.device());
+    check_same_dtype(parameter.key().c_str(), parameter.value(), "W_q.weight", weight);
+  }
   struct Input {
     const char* name;
     const Tensor& tensor;
-    const char* weight_name;
-    const Tensor& weight;
   };
-  const Input inputs[] = {{"query", query, "W_q.weight", module.W_q->weight},
-                          {"key", key, "W_k.weight", module.W_k->weight},
-                          {"value", value, "W_v.weight", module.W_v->weight}};
+  const Input inputs[] = {{"query", query}, {"key", key}, {"value", value}};
   for (const auto& input : inputs) {
     check_defined(input.name, input.tensor);
     TORCH_CHECK_VALUE(input.tensor.dim() == 3, input.name,
@@ -131,8 +141,8 @@ void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, co
                       shape_text(input.tensor.sizes()));
     TORCH_CHECK_VALUE(input.tensor.size(0) == query.size(0), input.name, ": expected batch ", query.size(0),
                       " (that of query), found shape ", shape_text(input.tensor.sizes()));
-    check_same_device(input.name, input.tensor, input.weight_name, input.weight.device());
-    check_same_dtype(input.name, input.tensor, input.weight_name, input.weight);
+    check_same_device(input.name, input.tensor, "the parameters", weight.device());
+    check_same_dtype(input.name, input.tensor, "the parameters", weight);
   }
   TORCH_CHECK_VALUE(value.size(1) == key.size(1), "value: expected length ", key.size(1),
                     " (key_len), found shape ", shape_text(value.sizes()));

@@ -7,6 +7,8 @@
 
 namespace mha::attention {
 
+void check_defined(const char* name, const torch::Tensor& tensor);
+
 void check_options(const MultiHeadAttentionOptions& options);
 
 /// Arguments of scaled_dot_product_attention.

@@ -58,7 +58,7 @@ torch::nn::MultiheadAttention to_torch(const MultiHeadAttention& module) {
   TORCH_CHECK_VALUE(!module.is_empty(), "module: expected a mha::MultiHeadAttention, found an empty holder");
   auto result =
       torch::nn::MultiheadAttention(torch::nn::MultiheadAttentionOptions(module->d_model, module->num_heads)
-                                        .dropout(module->options.dropout()));
+                                        .dropout(module->dropout->options.p()));
   const auto& out_weight = module->W_o->weight;
   result->to(out_weight.device(), out_weight.scalar_type());
 

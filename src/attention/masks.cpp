@@ -7,20 +7,18 @@
 #include <algorithm>
 #include <limits>
 
-#include "text/dtype_text.h"
-#include "text/shape_text.h"
+#include "attention/checks.h"
+#include "support/dtype_text.h"
+#include "support/shape_text.h"
 
 namespace mha {
 namespace {
 
+using attention::check_defined;
 using torch::Tensor;
 
 void check_length(const char* name, int64_t length) {
   TORCH_CHECK_VALUE(length >= 0, name, " must not be negative, found ", length);
-}
-
-void check_defined(const char* name, const Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined(), name, ": expected a tensor, found an undefined one");
 }
 
 void check_bool(const char* name, const Tensor& tensor) {
@@ -81,6 +79,8 @@ Tensor combine(const Tensor& a, const Tensor& b) {
   TORCH_CHECK_VALUE(at::are_expandable(a.sizes(), b.sizes()),
                     "masks to combine: expected shapes that broadcast, found ", shape_text(a.sizes()),
                     " and ", shape_text(b.sizes()));
+  TORCH_CHECK_VALUE(a.device() == b.device(), "masks to combine: expected one device, found ", a.device(),
+                    " and ", b.device());
   return (a != 0).logical_and(b != 0);
 }
 
@@ -94,8 +94,8 @@ Tensor keep_from_key_padding_mask(const Tensor& key_padding_mask) {
 
 Tensor keep_from_additive(const Tensor& additive_mask) {
   check_defined("additive_mask", additive_mask);
-  TORCH_CHECK_VALUE(additive_mask.is_floating_point(),
-                    "additive_mask: expected a floating point dtype, found ",
+  TORCH_CHECK_VALUE(additive_mask.is_floating_point() && !c10::isFloat8Type(additive_mask.scalar_type()),
+                    "additive_mask: expected float32, float64, bfloat16 or float16, found ",
                     dtype_text(additive_mask.scalar_type()));
   auto keep = additive_mask == 0;
   const auto lowest = AT_DISPATCH_FLOATING_TYPES_AND2(

@@ -5,7 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::cli {
 

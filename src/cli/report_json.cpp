@@ -1,6 +1,5 @@
 #include "cli/report_json.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -83,16 +82,13 @@ void JsonOutput::write(const std::vector<CaseReport>& reports) {
   if (!to_standard_output_ && !file_) {
     return;
   }
-  auto worst = parity::Verdict::bit_exact;
   ordered_json json;
   json["format"] = "mha.report/1";
-  json["verdict"] = "";
+  json["verdict"] = parity::verdict_text(parity::overall(reports));
   json["cases"] = ordered_json::array();
   for (const auto& report : reports) {
-    worst = std::max(worst, report.verdict);
     json["cases"].push_back(case_json(report));
   }
-  json["verdict"] = parity::verdict_text(worst);
   // Names from files may hold anything: ASCII is harmless on every terminal, and what is not UTF-8 is
   // replaced.
   const auto text = json.dump(2, ' ', /*ensure_ascii=*/true, ordered_json::error_handler_t::replace) + "\n";

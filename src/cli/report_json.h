@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "mha/report.h"
-#include "weights/atomic_file.h"
+#include "support/atomic_file.h"
 
 namespace mha::cli {
 
@@ -22,7 +22,7 @@ class JsonOutput {
 
  private:
   bool to_standard_output_;
-  std::optional<weights::AtomicFile> file_;
+  std::optional<AtomicFile> file_;
 };
 
 }  // namespace mha::cli

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "text/quote.h"
+#include "support/quote.h"
+#include "support/shape_text.h"
 
 namespace mha::cli {
 namespace {
@@ -23,10 +24,6 @@ std::string painted(Verdict verdict, bool color) {
                      : verdict == Verdict::within_tolerance ? "33"
                                                             : "31";
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
-}
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  return fmt::format("({}{})", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
 }
 
 std::string grouped(int64_t number) {
@@ -156,10 +153,8 @@ std::string summary_line(const CaseReport& report, bool color) {
 }
 
 std::string totals_line(const std::vector<CaseReport>& reports, bool color) {
-  auto worst = Verdict::bit_exact;
   std::array<size_t, 4> counts{};
   for (const auto& report : reports) {
-    worst = std::max(worst, report.verdict);
     ++counts.at(static_cast<size_t>(report.verdict));
   }
   std::vector<std::string> parts;
@@ -168,7 +163,7 @@ std::string totals_line(const std::vector<CaseReport>& reports, bool color) {
       parts.push_back(fmt::format("{} {}", counts.at(i), parity::verdict_text(static_cast<Verdict>(i))));
     }
   }
-  return fmt::format("verdict: {} ({} cases: {})\n", painted(worst, color), reports.size(),
+  return fmt::format("verdict: {} ({} cases: {})\n", painted(parity::overall(reports), color), reports.size(),
                      fmt::join(parts, ", "));
 }
 

@@ -49,7 +49,7 @@ parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
 parity::CaseReport verify_one(const std::string& path, const parity::VerifyOptions& options) {
   try {
     return parity::verify(parity::read_case(path), options);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     report_error(error.what());
     parity::CaseReport report;
     report.name = path;
@@ -93,8 +93,7 @@ void add_verify(CLI::App& app, int& exit_status) {
   auto* command = app.add_subcommand(
       "verify", "Compute reference cases here and compare every step, output and gradient");
   command->add_option("CASE", arguments->cases, "Reference cases written by scripts/export_reference.py")
-      ->required()
-      ->allow_extra_args(false);  // else CLI11 takes a file name in brackets for a list
+      ->required();
   command->add_option("--weights", arguments->weights, "Take the weights from this file instead of the case")
       ->check(not_empty)
       ->type_name("FILE");

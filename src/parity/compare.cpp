@@ -6,8 +6,8 @@
 #include "mha/parity.h"
 #include "parity/elements.h"
 #include "parity/tolerance.h"
-#include "text/dtype_text.h"
-#include "text/shape_text.h"
+#include "support/dtype_text.h"
+#include "support/shape_text.h"
 
 namespace mha::parity {
 namespace {
@@ -73,34 +73,37 @@ std::optional<std::string> twin_violation(const Tensor& ours, const Tensor& refe
   return "error against float64 is " + number_text(error) + ", allowed " + number_text(allowed);
 }
 
-/// Whether elements with other bits are close enough; sets verdict and note.
-void judge(const ElementStatistics& statistics, const Tensor& ours, const Tensor& reference, const Rule& rule,
-           TensorReport& report) {
-  report.verdict = Verdict::mismatch;
-  if (rule.requirement == Requirement::bit_exact) {
-    return;
-  }
+/// What keeps elements with other bits from passing, if anything.
+std::optional<std::string> violation(const ElementStatistics& statistics, const Tensor& ours,
+                                     const Tensor& reference, const Rule& rule) {
   if (statistics.non_finite_mismatched > 0) {
-    report.note = "NaN or infinity on one side only";
-    return;
+    return "NaN or infinity that the other side does not have";
   }
-  std::optional<std::string> violation;
   if (rule.tolerance) {
     const auto allowed = *rule.tolerance * std::max(1.0, statistics.max_reference);
-    if (!(statistics.max_abs <= allowed)) {
-      violation = "max abs is over the tolerance " + number_text(allowed);
-    }
-  } else if (rule.float64.defined()) {
-    violation = twin_violation(ours, reference, comparable(rule.float64));
-  } else if (statistics.beyond > 0) {
-    violation =
-        std::to_string(statistics.beyond) + " elements beyond the default tolerance of " + report.dtype;
+    return statistics.max_abs <= allowed
+               ? std::nullopt
+               : std::optional("max abs is over the tolerance " + number_text(allowed));
   }
-  if (violation) {
-    report.note = *violation;
-  } else {
-    report.verdict = Verdict::within_tolerance;
+  if (statistics.max_abs <= scale_roundings * epsilon(reference.scalar_type()) * rule.scale) {
+    return std::nullopt;
   }
+  if (rule.float64.defined()) {
+    return twin_violation(ours, reference, comparable(rule.float64));
+  }
+  if (statistics.beyond > 0) {
+    return std::to_string(statistics.beyond) + " elements beyond the default tolerance of " +
+           dtype_text(reference.scalar_type());
+  }
+  return std::nullopt;
+}
+
+/// Why a tensor has no elements to compare; empty when it has.
+std::string obstacle(const Tensor& tensor) {
+  if (tensor.layout() != torch::kStrided || tensor.is_nested()) {
+    return "not a dense tensor";
+  }
+  return tensor.is_meta() ? "a meta tensor, without data" : tensor.is_quantized() ? "a quantized tensor" : "";
 }
 
 }  // namespace
@@ -110,9 +113,10 @@ TensorReport compare(const std::string& name, const Tensor& ours, const Tensor& 
   report.name = name;
   if (!ours.defined() || !reference.defined()) {
     report.note = ours.defined() ? "missing in the reference" : "missing here";
-    if (ours.defined()) {
-      report.dtype = dtype_text(ours.scalar_type());
-      report.shape = ours.sizes().vec();
+    const auto& present = ours.defined() ? ours : reference;
+    if (present.defined()) {
+      report.dtype = dtype_text(present.scalar_type());
+      report.shape = present.sizes().vec();
     }
     return report;
   }
@@ -129,14 +133,19 @@ TensorReport compare(const std::string& name, const Tensor& ours, const Tensor& 
   TORCH_CHECK_VALUE(!rule.float64.defined() || rule.float64.sizes() == reference.sizes(), name,
                     ": expected a float64 twin of shape ", shape_text(reference.sizes()), ", found ",
                     shape_text(rule.float64.sizes()));
+  if (const auto why = obstacle(ours).empty() ? obstacle(reference) : obstacle(ours); !why.empty()) {
+    report.note = why;
+    return report;
+  }
   const auto left = comparable(ours);
   const auto right = comparable(reference);
   const auto statistics = compare_elements(left, right, default_tolerance(ours.scalar_type()));
-  report.total = left.numel();
+  report.total = ours.numel();
   report.mismatched = statistics.mismatched;
   report.max_abs = statistics.max_abs;
   report.max_rel = statistics.max_rel;
-  report.max_ulp = statistics.max_ulp;
+  // Those that were widened to be compared have no distance of their own.
+  report.max_ulp = left.scalar_type() == ours.scalar_type() ? statistics.max_ulp : std::nullopt;
   report.non_finite = statistics.ours;
   report.reference_non_finite = statistics.reference;
   report.all_zero = statistics.all_zero && report.total > 0;
@@ -145,7 +154,11 @@ TensorReport compare(const std::string& name, const Tensor& ours, const Tensor& 
     return report;
   }
   report.index = unravel(statistics.worst, left.sizes());
-  judge(statistics, left, right, rule, report);
+  report.index.resize(static_cast<size_t>(ours.dim()));  // a complex number is one element
+  const auto why = rule.requirement == Requirement::bit_exact ? std::optional(std::string())
+                                                              : violation(statistics, left, right, rule);
+  report.verdict = why ? Verdict::mismatch : Verdict::within_tolerance;
+  report.note = why.value_or("");
   return report;
 }
 
@@ -158,10 +171,7 @@ CaseReport compare(const StateDict& ours, const StateDict& reference) {
   }
   for (const auto& item : reference) {
     if (!ours.contains(item.key())) {
-      auto missing = compare(item.key(), Tensor(), item.value());
-      missing.dtype = dtype_text(item.value().scalar_type());
-      missing.shape = item.value().sizes().vec();
-      report.tensors.push_back(std::move(missing));
+      report.tensors.push_back(compare(item.key(), Tensor(), item.value()));
     }
   }
   report.verdict = overall(report.tensors);

@@ -38,16 +38,29 @@ uint64_t ulp_distance(Bits<T> a, Bits<T> b) {
   return place<T>(a) > place<T>(b) ? first - second : second - first;
 }
 
+/// |a - b|; 0 between equal infinities and zeros.
+template <typename T>
+double distance(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    // Unsigned: exact where a double or a signed difference is not.
+    const auto larger = static_cast<uint64_t>(std::max(a, b));
+    return static_cast<double>(larger - static_cast<uint64_t>(std::min(a, b)));
+  } else {
+    const auto first = static_cast<double>(a);
+    const auto second = static_cast<double>(b);
+    return first == second ? 0.0 : std::abs(first - second);
+  }
+}
+
 void count_non_finite(double value, NonFinite& counts) {
   counts.nan += std::isnan(value) ? 1 : 0;
   counts.inf += std::isinf(value) ? 1 : 0;
 }
 
 /// Adds one pair of elements with other bits.
-void add_mismatch(double ours, double reference, int64_t index, Tolerance tolerance,
+void add_mismatch(double ours, double reference, double difference, int64_t index, Tolerance tolerance,
                   ElementStatistics& statistics) {
   ++statistics.mismatched;
-  const auto difference = ours == reference ? 0.0 : std::abs(ours - reference);
   const auto larger =
       std::isnan(difference) ? !std::isnan(statistics.max_abs) : difference > statistics.max_abs;
   if (statistics.worst < 0 || larger) {
@@ -99,7 +112,7 @@ ElementStatistics compare_typed(const void* ours_data, const void* reference_dat
     if (ours_bits == reference_bits || both_nan) {
       continue;
     }
-    add_mismatch(ours_value, reference_value, i, tolerance, statistics);
+    add_mismatch(ours_value, reference_value, distance(ours, reference), i, tolerance, statistics);
     if constexpr (is_float<T>) {
       if (!std::isnan(ours_value) && !std::isnan(reference_value)) {
         statistics.max_ulp = std::max(*statistics.max_ulp, ulp_distance<T>(ours_bits, reference_bits));

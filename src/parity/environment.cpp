@@ -7,8 +7,9 @@
 #include <array>
 #include <fstream>
 
-#include "text/quote.h"
+#include "support/quote.h"
 
+#include <sys/utsname.h>
 #ifdef __APPLE__
 #include <sys/sysctl.h>
 #endif
@@ -34,7 +35,9 @@ std::string cpu_model() {
     }
   }
 #endif
-  return "";
+  // Linux on ARM names no model: the architecture is all there is.
+  utsname system{};
+  return uname(&system) == 0 ? system.machine : "";
 }
 
 /// The first line in which two texts differ, to name a difference in something as long as a build's settings.
@@ -54,6 +57,11 @@ std::string first_other_line(const std::string& text, const std::string& other) 
   return "fewer settings";
 }
 
+/// `2.13.0` of `2.13.0`, `2.13.0+cpu` and `2.13.0a0+git123`.
+std::string release_of(const std::string& version) {
+  return version.substr(0, version.find_first_not_of("0123456789."));
+}
+
 }  // namespace
 
 Environment current_environment(torch::Device device) {
@@ -70,7 +78,8 @@ std::vector<std::string> environment_differences(const Environment& reference, c
     differences.push_back(what + ": the case has " + (theirs.empty() ? "none recorded" : escape(theirs)) +
                           ", here it is " + here);
   };
-  if (reference.torch_version != ours.torch_version) {
+  const auto release = release_of(reference.torch_version);
+  if (!release.empty() && release != release_of(ours.torch_version)) {
     differ("LibTorch version", reference.torch_version, ours.torch_version);
   } else if (reference.build != ours.build) {
     differ("LibTorch build", reference.build.empty() ? "" : first_other_line(reference.build, ours.build),

@@ -3,7 +3,7 @@
 #include <c10/util/safe_numerics.h>
 
 #include "mha/error.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::parity {
 namespace {

@@ -9,7 +9,7 @@
 #include "mha/error.h"
 #include "mha/parity.h"
 #include "mha/weights.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::parity {
 namespace {
@@ -50,7 +50,7 @@ class Metadata {
     std::istringstream stream(value);
     stream.imbue(std::locale::classic());
     double result = 0;
-    stream >> result;
+    stream >> std::noskipws >> result;
     if (stream.fail() || !stream.eof()) {
       fail(key, "a number", quote(value));
     }
@@ -87,9 +87,11 @@ std::optional<torch::ScalarType> module_dtype(std::string_view name) {
 std::vector<int64_t> parse_strides(const Metadata& metadata, const std::string& key,
                                    const std::string& value) {
   std::vector<int64_t> strides;
-  std::istringstream stream(value);
-  for (std::string part; std::getline(stream, part, ',');) {
-    strides.push_back(metadata.integer<int64_t>(key, part, 0, std::numeric_limits<int64_t>::max()));
+  for (size_t start = 0; start <= value.size();) {
+    const auto end = std::min(value.find(',', start), value.size());
+    strides.push_back(metadata.integer<int64_t>(key, value.substr(start, end - start), 0,
+                                                std::numeric_limits<int64_t>::max()));
+    start = end + 1;
   }
   return strides;
 }

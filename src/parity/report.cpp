@@ -33,4 +33,12 @@ Verdict overall(const std::vector<TensorReport>& tensors) {
   return total == 0 ? Verdict::not_comparable : worst;
 }
 
+Verdict overall(const std::vector<CaseReport>& cases) {
+  auto worst = Verdict::bit_exact;
+  for (const auto& report : cases) {
+    worst = std::max(worst, report.verdict);
+  }
+  return cases.empty() ? Verdict::not_comparable : worst;
+}
+
 }  // namespace mha::parity

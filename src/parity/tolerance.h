@@ -13,6 +13,10 @@ inline constexpr double twin_roundings = 8;
 /// decide.
 inline constexpr double twin_largest_share = 0.25;
 
+/// Roundings of the largest number in a sum that are rounding, whatever the sum is. Measured over the exporter's grid
+/// on other instruction sets (ATEN_CPU_CAPABILITY=default and avx2, MKL_CBWR=COMPATIBLE): at most 8.
+inline constexpr double scale_roundings = 8;
+
 /// The element-wise bound absolute + relative * |reference|.
 struct Tolerance {
   double relative;

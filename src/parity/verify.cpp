@@ -1,6 +1,12 @@
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
 #include <torch/cuda.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <map>
 
 #include "mha/attention.h"
 #include "mha/error.h"
@@ -10,7 +16,7 @@
 #include "parity/hints.h"
 #include "parity/inputs.h"
 #include "parity/reference_case.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::parity {
 namespace {
@@ -33,11 +39,40 @@ class ThreadsGuard {
   int before_;
 };
 
+/// Keeps the caller's autocast, InferenceMode and default dtype out of a scope: none of them is part of a case.
+class PlainModeGuard {
+ public:
+  explicit PlainModeGuard(torch::Device device)
+      : inference_mode_(false),
+        device_(device.type()),
+        autocast_(at::autocast::is_autocast_enabled(device.type())),
+        default_dtype_(torch::get_default_dtype()) {
+    at::autocast::set_autocast_enabled(device_, false);
+    torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  }
+  PlainModeGuard(const PlainModeGuard&) = delete;
+  PlainModeGuard& operator=(const PlainModeGuard&) = delete;
+  ~PlainModeGuard() {
+    torch::set_default_dtype(default_dtype_);
+    at::autocast::set_autocast_enabled(device_, autocast_);
+  }
+
+ private:
+  c10::InferenceMode inference_mode_;
+  c10::DeviceType device_;
+  bool autocast_;
+  caffe2::TypeMeta default_dtype_;
+};
+
 /// One verification: the reference, what is asked of it, and the report as it grows.
 class Verification {
  public:
   Verification(const ReferenceCase& reference, const VerifyOptions& options)
-      : reference_(reference), options_(options), device_(choose_device()), threads_(choose_threads()) {}
+      : reference_(reference),
+        options_(options),
+        device_(choose_device()),
+        plain_mode_(device_),
+        threads_(choose_threads()) {}
 
   CaseReport run() {
     report_.name = reference_.path.string();
@@ -163,11 +198,22 @@ class Verification {
   }
 
   void compare_forward(const MultiHeadAttentionImpl& module, const AttentionSteps& steps) {
+    // An error of the scores grows by the scores' size on its way through the exponential.
+    const auto scores = largest(steps.scores);
+    scales_ = {{"steps/Q", largest(steps.Q)},
+               {"steps/K", largest(steps.K)},
+               {"steps/V", largest(steps.V)},
+               {"steps/scores", scores},
+               {"steps/masked_scores", scores},
+               {"steps/softmax", largest(steps.softmax) * (1 + scores)},
+               {"steps/attention_weights", largest(steps.attention_weights) * (1 + scores)},
+               {"steps/context", largest(steps.V) * (1 + scores)},
+               {"outputs/attention_weights", largest(steps.attention_weights) * (1 + scores)}};
     for (const auto& [name, step] : named_steps) {
       add_if_present(std::string(name), steps.*step);
     }
-    add_if_present("outputs/output", steps.output);
     add_if_present("outputs/attention_weights", module.attention_weights);
+    add_if_present("outputs/output", steps.output);
   }
 
   void compare_gradients(const MultiHeadAttentionImpl& module, const CaseInputs& inputs,
@@ -196,7 +242,13 @@ class Verification {
     const auto gradients =
         torch::autograd::grad({output}, leaves.values(), {fresh}, /*retain_graph=*/std::nullopt,
                               /*create_graph=*/false, /*allow_unused=*/true);
+    // Some cancel to nothing but rounding: that of W_k.bias is zero in exact arithmetic.
+    double all = 0;
+    for (const auto& gradient : gradients) {
+      all = std::max(all, largest(gradient));
+    }
     for (size_t i = 0; i < gradients.size(); ++i) {
+      scales_["grads/" + leaves[i].key()] = all;
       add_if_present("grads/" + leaves[i].key(), gradients[i]);
     }
   }
@@ -208,8 +260,19 @@ class Verification {
   }
 
   void add(const std::string& name, const Tensor& ours, const Tensor& expected) {
-    Rule rule{.requirement = requirement_, .tolerance = reference_.tolerance, .float64 = float64_twin(name)};
+    const Rule rule{.requirement = requirement_,
+                    .tolerance = reference_.tolerance,
+                    .float64 = float64_twin(name),
+                    .scale = scales_[name]};
     report_.tensors.push_back(compare(name, ours, expected, rule));
+  }
+
+  /// The largest finite magnitude in a tensor; 0 when it has none.
+  static double largest(const Tensor& tensor) {
+    if (!tensor.defined() || tensor.numel() == 0) {
+      return 0;
+    }
+    return tensor.detach().to(torch::kDouble).nan_to_num(0, 0, 0).abs().max().item<double>();
   }
 
   /// float64/output for outputs/output, float64/grads/query for grads/query; a step has none but the weights.
@@ -245,8 +308,10 @@ class Verification {
   const ReferenceCase& reference_;
   const VerifyOptions& options_;
   torch::Device device_;
+  PlainModeGuard plain_mode_;
   ThreadsGuard threads_;
   Requirement requirement_ = Requirement::bit_exact;
+  std::map<std::string, double> scales_;  // by tensor name; see Rule::scale
   CaseReport report_;
 };
 

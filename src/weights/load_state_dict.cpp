@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "mha/weights.h"
-#include "text/dtype_text.h"
-#include "text/quote.h"
-#include "text/shape_text.h"
+#include "support/dtype_text.h"
+#include "support/quote.h"
+#include "support/shape_text.h"
 #include "weights/prefix.h"
 
 namespace mha {

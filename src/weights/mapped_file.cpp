@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "mha/error.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::weights {
 namespace {

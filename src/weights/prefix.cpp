@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "text/quote.h"
+#include "support/quote.h"
 
 namespace mha::weights {
 namespace {

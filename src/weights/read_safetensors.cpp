@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "mha/error.h"
-#include "text/quote.h"
-#include "text/shape_text.h"
+#include "support/quote.h"
+#include "support/shape_text.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_format.h"
 #include "weights/safetensors_header.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "mha/weights.h"
-#include "text/quote.h"
+#include "support/quote.h"
 #include "weights/mapped_file.h"
 #include "weights/safetensors.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "mha/error.h"
-#include "text/quote.h"
+#include "support/quote.h"
 #include "weights/safetensors_format.h"
 
 namespace mha::weights {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "mha/error.h"
-#include "text/dtype_text.h"
-#include "text/quote.h"
-#include "text/shape_text.h"
-#include "weights/atomic_file.h"
+#include "support/atomic_file.h"
+#include "support/dtype_text.h"
+#include "support/quote.h"
+#include "support/shape_text.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_format.h"
 

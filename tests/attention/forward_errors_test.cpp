@@ -73,13 +73,13 @@ TEST_CASE("forward refuses a value of another length than its key") {
 TEST_CASE("forward refuses other dtypes and devices than the parameters'") {
   const auto x = torch::randn({2, 5, 8});
   CHECK(forward_error(x.to(torch::kDouble), x, x) ==
-        "query: expected dtype float32 (that of W_q.weight), found float64");
+        "query: expected dtype float32 (that of the parameters), found float64");
   CHECK(forward_error(x, x.to(torch::kHalf), x) ==
-        "key: expected dtype float32 (that of W_k.weight), found float16");
+        "key: expected dtype float32 (that of the parameters), found float16");
   CHECK(forward_error(x, x, torch::ones({2, 5, 8}, torch::kLong)) ==
-        "value: expected dtype float32 (that of W_v.weight), found int64");
+        "value: expected dtype float32 (that of the parameters), found int64");
   CHECK(forward_error(x, x.to(torch::kMeta), x) ==
-        "key: expected device cpu (that of W_k.weight), found meta");
+        "key: expected device cpu (that of the parameters), found meta");
   CHECK(forward_error(x, x, x, torch::ones({5, 5}, torch::kMeta)) ==
         "mask: expected device cpu (that of query), found meta");
 }
@@ -119,6 +119,16 @@ TEST_CASE("forward refuses any mask in float16, as PyTorch does, and says what t
   CHECK(attention(x, x, x).scalar_type() == torch::kHalf);
 }
 
+TEST_CASE("forward refuses a module whose parameters are of several dtypes") {
+  const auto x = torch::randn({2, 5, 8});
+  for (const char* layer : {"W_k", "W_v", "W_o"}) {
+    MultiHeadAttention attention(8, 2);
+    attention->named_children()[layer]->to(torch::kDouble);
+    CHECK(error_of<c10::ValueError>([&] { attention(x, x, x); }) ==
+          std::string(layer) + ".weight: expected dtype float32 (that of W_q.weight), found float64");
+  }
+}
+
 TEST_CASE("a refused call leaves attention_weights as they were") {
   MultiHeadAttention attention(8, 2);
   const auto x = torch::randn({2, 5, 8});
@@ -143,8 +153,15 @@ TEST_CASE("scaled_dot_product_attention checks its own arguments") {
   CHECK(sdpa_error(q, k, torch::randn({2, 3, 6, 4})) ==
         "value: expected length 7 (key_len), found shape (2, 3, 6, 4)");
   CHECK(sdpa_error(q, torch::randn({4, 3, 7, 4}), k) ==
-        "key: expected leading dimensions that broadcast with those of query (2, 3, 5, 4), found shape (4, "
-        "3, 7, 4)");
+        "key: expected leading dimensions that broadcast with (2, 3) (those before it), found shape (4, 3, "
+        "7, 4)");
+  CHECK(sdpa_error(q, k, torch::randn({4, 3, 7, 4})) ==
+        "value: expected leading dimensions that broadcast with (2, 3) (those before it), found shape (4, 3, "
+        "7, 4)");
+  CHECK(sdpa_error(q.to(torch::kLong), k, k) == "query: expected a floating point dtype, found int64");
+  const auto half = q.to(torch::kHalf);
+  CHECK_THAT(sdpa_error(half, half, half, torch::ones({5})),
+             StartsWith("mask: expected none with float16 scores"));
   CHECK(sdpa_error(q, k.to(torch::kDouble), k) ==
         "key: expected dtype float32 (that of query), found float64");
   CHECK(

@@ -127,7 +127,7 @@ TEST_CASE("mask errors say what was expected and found") {
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_blocked(torch::zeros({3}, torch::kLong)); }) ==
         "blocked: expected dtype bool (true = blocked), found int64");
   CHECK(error_of<c10::ValueError>([] { mha::keep_from_additive(torch::zeros({3}, torch::kBool)); }) ==
-        "additive_mask: expected a floating point dtype, found bool");
+        "additive_mask: expected float32, float64, bfloat16 or float16, found bool");
   CHECK(error_of<c10::ValueError>([] {
           mha::keep_from_additive(torch::tensor({{0.0F, -infinity}, {0.0F, -0.5F}}));
         }) ==

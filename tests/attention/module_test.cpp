@@ -112,19 +112,14 @@ TEST_CASE("the mask may be left out through AnyModule and Sequential") {
   CHECK(bit_equal(sequential->forward(x, x, x, mask), expected_masked));
 }
 
-TEST_CASE("clone is deep and keeps mode, dtype and requires_grad, and draws no random numbers") {
+TEST_CASE("clone is deep and keeps mode, dtype and requires_grad") {
   MultiHeadAttention attention(8, 2, 0.5);
   attention->to(torch::kDouble);
   attention->eval();
   attention->W_k->weight.requires_grad_(false);
   const auto x = torch::randn({2, 5, 8}, torch::kDouble);
   attention->forward(x, x, x);
-
-  torch::manual_seed(5);
-  const auto undisturbed = torch::randn({3});
-  torch::manual_seed(5);
   auto copy = std::dynamic_pointer_cast<mha::MultiHeadAttentionImpl>(attention->clone());
-  CHECK(bit_equal(torch::randn({3}), undisturbed));
 
   REQUIRE(copy != nullptr);
   CHECK(same_parameters(*copy, *attention));
@@ -148,6 +143,30 @@ TEST_CASE("pretty_print tells the module and its parts") {
   CHECK(text.str().starts_with("mha::MultiHeadAttention(d_model=512, num_heads=8, dropout=0.1)"));
   CHECK(text.str().find("(W_o): torch::nn::Linear(in_features=512, out_features=512, bias=true)") !=
         std::string::npos);
+}
+
+TEST_CASE("dropout changed on the live module is the one that counts") {
+  MultiHeadAttention attention(8, 2, 0.1);
+  attention->dropout->options.p(0.75);
+  std::ostringstream text;
+  attention->pretty_print(text);
+  CHECK(text.str() == "mha::MultiHeadAttention(d_model=8, num_heads=2, dropout=0.75)");
+  CHECK(mha::to_torch(attention)->options.dropout() == 0.75);
+}
+
+TEST_CASE("scaled_dot_product_attention applies a dropout module in training only") {
+  const auto q = torch::randn({2, 3, 5, 4});
+  torch::nn::Dropout dropout(0.5);
+  torch::manual_seed(2);
+  const auto [output, weights] = mha::scaled_dot_product_attention(q, q, q, {}, dropout);
+  const auto plain = mha::scaled_dot_product_attention(q, q, q);
+  torch::manual_seed(2);
+  CHECK(bit_equal(weights, torch::dropout(plain.attention_weights, 0.5, /*train=*/true)));
+  CHECK(bit_equal(output, torch::matmul(weights, q)));
+  CHECK_FALSE(bit_equal(weights, plain.attention_weights));
+  dropout->eval();
+  CHECK(bit_equal(mha::scaled_dot_product_attention(q, q, q, {}, dropout).attention_weights,
+                  plain.attention_weights));
 }
 
 TEST_CASE("to(dtype) after construction: a double module computes in double") {
@@ -210,6 +229,12 @@ TEST_CASE("reset() makes the module anew") {
   CHECK(attention->d_k == 4);
   CHECK(attention->W_q->weight.sizes() == torch::IntArrayRef({12, 12}));
 
+  // Memory that cannot be had: the module stays as it was.
+  attention->options = MultiHeadAttentionOptions(int64_t{1} << 40, 1);
+  CHECK_THROWS_AS(attention->reset(), c10::Error);
+  CHECK(attention->d_model == 12);
+  CHECK(mha::state_dict(*attention).size() == 8);
+  attention->options = MultiHeadAttentionOptions(12, 3);
   attention->options.num_heads(5);
   CHECK(error_of<c10::ValueError>([&] { attention->reset(); }) ==
         "d_model must be divisible by num_heads, found d_model 12 and num_heads 5");

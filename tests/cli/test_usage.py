@@ -74,12 +74,6 @@ def test_any_file_name_will_do(mha, eval_case, tmp_path):
     assert all(f"  {name}  (" in line for name, line in zip(names, run.report().splitlines()))
 
 
-def test_a_file_name_in_brackets(mha, eval_case, tmp_path):
-    (tmp_path / "[1,2]").write_bytes(eval_case.path.read_bytes())
-    run = mha("verify", "[1,2]", cwd=tmp_path)
-    assert run.status == 0 and run.report().startswith("case         [1,2]\n")
-
-
 def test_cuda_without_cuda(mha, eval_case, edited):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

@@ -91,6 +91,9 @@ TEST_CASE("strides that do not fit are errors") {
       ContainsSubstring("expected one stride for each of the dimensions of a tensor that is not there"));
   CHECK_THAT(metadata_error("strides/inputs/query", "48,-12,1"),
              ContainsSubstring("expected a whole number"));
+  CHECK_THAT(metadata_error("strides/inputs/query", "48,12,1,"),
+             ContainsSubstring("expected a whole number"));
+  CHECK_THAT(metadata_error("dropout", " 0.1"), ContainsSubstring("expected a number, found \" 0.1\""));
   CHECK_THAT(metadata_error("strides/inputs/query", "48,,1"), ContainsSubstring("expected a whole number"));
   CHECK_THAT(
       metadata_error("strides/inputs/query", "9223372036854775807,9223372036854775807,9223372036854775807"),

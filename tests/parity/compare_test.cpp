@@ -19,10 +19,10 @@ namespace {
 
 constexpr auto not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr auto inf = std::numeric_limits<float>::infinity();
-const Rule tolerant = {.requirement = Requirement::tolerance, .tolerance = {}, .float64 = {}};
+const Rule tolerant = {.requirement = Requirement::tolerance, .tolerance = {}, .float64 = {}, .scale = 0};
 
 Rule within(double tolerance) {
-  return {.requirement = Requirement::tolerance, .tolerance = tolerance, .float64 = {}};
+  return {.requirement = Requirement::tolerance, .tolerance = tolerance, .float64 = {}, .scale = 0};
 }
 
 TensorReport compare_values(const std::vector<float>& ours, const std::vector<float>& reference,
@@ -84,7 +84,7 @@ TEST_CASE("NaN equals NaN at the same index only, whatever the payload") {
   CHECK(mixed.index == std::vector<int64_t>{1});
   CHECK(mixed.non_finite.nan == 1);
   CHECK(mixed.reference_non_finite.nan == 0);
-  CHECK(mixed.note == "NaN or infinity on one side only");
+  CHECK(mixed.note == "NaN or infinity that the other side does not have");
 }
 
 TEST_CASE("infinities are equal only to themselves") {
@@ -154,6 +154,13 @@ TEST_CASE("other shapes, dtypes and missing tensors are not comparable") {
   CHECK(compare("x", x, {}).note == "missing in the reference");
 }
 
+TEST_CASE("tensors without dense data are not comparable, and say why") {
+  const auto x = torch::ones({2, 3});
+  CHECK(compare("x", x.to_sparse(), x).note == "not a dense tensor");
+  CHECK(compare("x", x, x.to(torch::kMeta)).note == "a meta tensor, without data");
+  CHECK(compare("x", {}, {}).verdict == Verdict::not_comparable);
+}
+
 TEST_CASE("all zeros on both sides are said to be so") {
   CHECK(compare_values({0, 0}, {0, 0}).all_zero);
   CHECK(compare_values({0, -0.0F}, {0, 0}).all_zero);
@@ -167,7 +174,7 @@ TEST_CASE("empty tensors are equal, but nothing passes on nothing alone") {
   CHECK(empty.verdict == Verdict::bit_exact);
   CHECK(empty.total == 0);
   CHECK(compare("x", torch::empty({0, 3}), torch::empty({3, 0})).verdict == Verdict::not_comparable);
-  CHECK(overall({}) == Verdict::not_comparable);
+  CHECK(overall(std::vector<TensorReport>{}) == Verdict::not_comparable);
   CHECK(overall({empty}) == Verdict::not_comparable);
   CHECK(overall({empty, compare_values({1}, {1})}) == Verdict::bit_exact);
 }
@@ -189,13 +196,27 @@ TEST_CASE("bool, unsigned, complex and float8 tensors compare") {
   const auto complex = torch::complex(torch::randn({3}), torch::randn({3}));
   CHECK(compare("x", complex, complex.clone()).verdict == Verdict::bit_exact);
   CHECK(compare("x", complex, complex.conj()).verdict == Verdict::mismatch);
-  const auto small = torch::randn({3}).to(torch::kFloat8_e4m3fn);
+  auto second = complex.clone();
+  second[1] += 1;
+  const auto pairs = compare("x", second, complex);
+  CHECK(pairs.total == 3);
+  CHECK(pairs.mismatched == 1);
+  CHECK(pairs.index == std::vector<int64_t>{1});
+  const auto small = torch::tensor({1.0F, 2.0F, 3.0F}).to(torch::kFloat8_e4m3fn);
   CHECK(compare("x", small, small.clone()).verdict == Verdict::bit_exact);
+  const auto other = compare("x", torch::tensor({1.0F, 2.0F, 3.25F}).to(torch::kFloat8_e4m3fn), small);
+  CHECK(other.max_abs == 0.25);
+  CHECK_FALSE(other.max_ulp.has_value());
   const auto wide = torch::tensor({1, 2}, torch::kLong).to(torch::kUInt16);
   CHECK(compare("x", wide, wide.clone()).verdict == Verdict::bit_exact);
   // 2^62 and 2^62 + 1 are the same double.
   const auto large = torch::tensor({int64_t{1} << 62}, torch::kLong);
-  CHECK(compare("x", large, large + 1, tolerant).verdict == Verdict::mismatch);
+  const auto by_one = compare("x", large, large + 1, tolerant);
+  CHECK(by_one.verdict == Verdict::mismatch);
+  CHECK(by_one.max_abs == 1);
+  const auto extremes = compare("x", torch::tensor({std::numeric_limits<int64_t>::min()}, torch::kLong),
+                                torch::tensor({std::numeric_limits<int64_t>::max()}, torch::kLong));
+  CHECK(extremes.max_abs == 0x1p64);
 }
 
 TEST_CASE("without anything else the tolerance is that of torch.testing by dtype") {
@@ -222,7 +243,7 @@ TEST_CASE("a stated tolerance scales with the largest reference, from 1") {
 
 TEST_CASE("a float64 twin allows twice the reference's own error and a few roundings") {
   const auto twin = torch::tensor({1.0, 2.0}, torch::kDouble);
-  const auto rule = Rule{.requirement = Requirement::tolerance, .tolerance = {}, .float64 = twin};
+  const auto rule = Rule{.requirement = Requirement::tolerance, .tolerance = {}, .float64 = twin, .scale = 0};
   const auto reference = torch::tensor({1.0F, 2.0F + 1e-3F});
   CHECK(compare("x", torch::tensor({1.0F + 1.9e-3F, 2.0F}), reference, rule).verdict ==
         Verdict::within_tolerance);
@@ -238,7 +259,8 @@ TEST_CASE("a float64 twin allows twice the reference's own error and a few round
   const auto nan_twin =
       Rule{.requirement = Requirement::tolerance,
            .tolerance = {},
-           .float64 = torch::tensor({static_cast<double>(not_a_number), 2.0}, torch::kDouble)};
+           .float64 = torch::tensor({static_cast<double>(not_a_number), 2.0}, torch::kDouble),
+           .scale = 0};
   CHECK(compare("x", torch::tensor({not_a_number, next(2.0F, 1)}), torch::tensor({not_a_number, 2.0F}),
                 nan_twin)
             .verdict == Verdict::within_tolerance);
@@ -251,13 +273,23 @@ TEST_CASE("a float64 twin allows twice the reference's own error and a few round
 
 TEST_CASE("a reference far from its own float64 twin does not make anything pass") {
   const auto twin = torch::tensor({1.0, 2.0}, torch::kDouble);
-  const auto rule = Rule{.requirement = Requirement::tolerance, .tolerance = {}, .float64 = twin};
+  const auto rule = Rule{.requirement = Requirement::tolerance, .tolerance = {}, .float64 = twin, .scale = 0};
   for (const auto& broken : {torch::tensor({1.0F, 1e30F}), torch::zeros({2}), torch::tensor({2.0F, 1.0F})}) {
     const auto report = compare("x", torch::tensor({1.0F, 2.0F}), broken, rule);
     CHECK(report.verdict == Verdict::mismatch);
     CHECK(report.note.find("float64 twin cannot help") != std::string::npos);
     CHECK(compare("x", broken + broken * 1e-7F, broken, rule).verdict != Verdict::mismatch);
   }
+}
+
+TEST_CASE("what is rounding is measured by the numbers that were added up") {
+  const auto eps = std::numeric_limits<float>::epsilon();
+  auto rule = tolerant;
+  rule.scale = 1e4;
+  CHECK(compare_values({7e4F * eps}, {0.0F}, rule).verdict == Verdict::within_tolerance);
+  CHECK(compare_values({9e4F * eps}, {0.0F}, rule).verdict == Verdict::mismatch);
+  CHECK(compare_values({7e4F * eps}, {0.0F}, tolerant).verdict == Verdict::mismatch);
+  CHECK(compare_values({not_a_number}, {0.0F}, rule).verdict == Verdict::mismatch);
 }
 
 TEST_CASE("state dicts are compared by name") {

@@ -1,4 +1,5 @@
 // Verification of cases that are right, and of cases that are wrong in one thing.
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <catch2/catch_test_macros.hpp>
@@ -152,7 +153,7 @@ TEST_CASE("hints name the usual cause") {
     }
   }
   without_steps.set("outputs/output", builder.tensors["outputs/output"] + 1);
-  CHECK_THAT(hint(without_steps), ContainsSubstring("export the case with its steps"));
+  CHECK_THAT(hint(without_steps), ContainsSubstring("export the case with all its steps"));
   auto rounded = builder;
   rounded.set("steps/context", flipped(builder.tensors["steps/context"], 3));
   CHECK_THAT(hint(rounded), ContainsSubstring("rounded otherwise"));
@@ -170,6 +171,51 @@ TEST_CASE("hints name the usual cause") {
   auto other_cotangent = training;
   other_cotangent.set("grad_outputs/output", training.tensors["grad_outputs/output"] * 2);
   CHECK_THAT(hint(other_cotangent), ContainsSubstring("the forward pass agrees"));
+}
+
+TEST_CASE("a mistake on small numbers is not taken for rounding") {
+  auto builder = make_case({.masked = false, .gradients = false});
+  for (const char* name : {"inputs/query", "weights/W_q.weight", "weights/W_q.bias"}) {
+    builder.set(name, builder.tensors[name] * 1e-4);
+  }
+  const auto Q = torch::linear(builder.tensors["inputs/query"], builder.tensors["weights/W_q.weight"].t(),
+                               builder.tensors["weights/W_q.bias"]);
+  builder.set("steps/Q", Q.view({2, 4, 3, 4}).transpose(1, 2));
+  CHECK_THAT(builder.verify().first_divergence.value().hint, ContainsSubstring("W_q.weight is transposed"));
+  builder.set("steps/Q", torch::randn({2, 3, 4, 4}) * 1e-4);
+  CHECK_THAT(builder.verify().first_divergence.value().hint, ContainsSubstring("not those of the reference"));
+}
+
+TEST_CASE("without the softmax nothing is said about dropout") {
+  auto builder = make_case({.train = true, .gradients = false});
+  builder.metadata["seed"] = "5";
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("steps/")) {
+      builder.tensors.erase(name);
+    }
+  }
+  const auto first = builder.verify().first_divergence.value();
+  CHECK(first.name == "outputs/attention_weights");
+  CHECK_THAT(first.hint, ContainsSubstring("export the case with all its steps"));
+}
+
+TEST_CASE("autocast, inference mode and another default dtype of the caller do not reach a verification") {
+  auto builder = make_case({.train = true});
+  builder.metadata["init_seed"] = "11";
+  {
+    const c10::InferenceMode inference;
+    CHECK(builder.verify().verdict == Verdict::bit_exact);
+  }
+  torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+  const auto report = builder.verify();
+  CHECK(torch::get_default_dtype() == caffe2::TypeMeta::Make<double>());
+  torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  CHECK(report.verdict == Verdict::bit_exact);
+  at::autocast::set_autocast_enabled(torch::kCPU, true);
+  const auto autocast = builder.verify();
+  CHECK(at::autocast::is_autocast_enabled(torch::kCPU));
+  at::autocast::set_autocast_enabled(torch::kCPU, false);
+  CHECK(autocast.verdict == Verdict::bit_exact);
 }
 
 TEST_CASE("in another environment the comparison is by tolerance, unless bits are asked for") {
@@ -202,6 +248,17 @@ TEST_CASE("a case without an environment is of an unknown one") {
   CHECK_FALSE(report.bits_required);
   CHECK(report.verdict == Verdict::bit_exact);
   CHECK_THAT(report.differences.at(0), ContainsSubstring("the case has none recorded"));
+}
+
+TEST_CASE("a version is compared by its release, and only when the case has one") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["torch_version"] += "+local";
+  CHECK(builder.verify().differences.empty());
+  builder.metadata.erase("torch_version");
+  CHECK(builder.verify().differences.empty());
+  builder.metadata["torch_version"] = "1.6.0";
+  CHECK_THAT(builder.verify().differences.at(0),
+             ContainsSubstring("LibTorch version: the case has 1.6.0, here it is "));
 }
 
 TEST_CASE("a stated tolerance replaces bits") {

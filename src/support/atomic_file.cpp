@@ -1,4 +1,4 @@
-#include "weights/atomic_file.h"
+#include "support/atomic_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,9 +10,9 @@
 #include <system_error>
 
 #include "mha/error.h"
-#include "text/quote.h"
+#include "support/quote.h"
 
-namespace mha::weights {
+namespace mha {
 namespace {
 
 namespace fs = std::filesystem;
@@ -95,4 +95,4 @@ void AtomicFile::fail(const char* what, int error) const {
   throw Error(show(path_) + ": " + what + ": " + std::generic_category().message(error));
 }
 
-}  // namespace mha::weights
+}  // namespace mha

@@ -1,4 +1,4 @@
-#include "text/quote.h"
+#include "support/quote.h"
 
 #include <cstdint>
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 
-namespace mha::weights {
+namespace mha {
 
 /// Writes to a temporary file beside `path`; `commit()` renames it to `path`. Without commit it is removed
 /// again.
@@ -33,4 +33,4 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-}  // namespace mha::weights
+}  // namespace mha
