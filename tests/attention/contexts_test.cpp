@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 // LibTorch's header of data_parallel needs CUDA's headers, even to run on CPUs.
-#if __has_include(<cuda_runtime_api.h>) && __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
+#if __has_include(<crt/host_defines.h>) && __has_include(<c10/cuda/impl/cuda_cmake_macros.h>)
 #include <torch/nn/parallel/data_parallel.h>
 #define MHA_HAVE_DATA_PARALLEL
 #endif
