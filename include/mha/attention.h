@@ -124,8 +124,8 @@ class MHA_EXPORT MultiHeadAttentionImpl : public torch::nn::Cloneable<MultiHeadA
   int64_t d_model = 0;                  ///< D
   int64_t num_heads = 0;                ///< H
   int64_t d_k = 0;                      ///< width of each head, D / H
-  torch::Tensor
-      attention_weights;  ///< (B, H, L, S) of the last forward, after dropout, attached to the graph
+  /// (B, H, L, S) of the last forward, after dropout, attached to the graph; undefined before it.
+  torch::Tensor attention_weights;
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({3, torch::nn::AnyValue(torch::Tensor())})
@@ -140,9 +140,10 @@ TORCH_MODULE(MultiHeadAttention);
 
 /// The lesson's module with the weights, dtype, device and mode of LibTorch's own `MultiheadAttention`.
 ///
-/// Missing biases become zero, which is the same function; all parameters of the result require gradients. Errors: kdim or vdim unlike embed_dim, bias_k,
-/// bias_v or add_zero_attn, none of which this module has. Mind the other conventions when calling it: inputs
-/// here are (B, L, D), not (L, B, D), and a mask's 1 keeps.
+/// Missing biases become zero, which is the same function; all parameters of the result require gradients.
+/// Mind the other conventions when calling it: inputs here are (B, L, D), not (L, B, D), and a mask's 1 keeps.
+///
+/// Errors: kdim or vdim unlike embed_dim, bias_k, bias_v or add_zero_attn, none of which this module has.
 MHA_EXPORT MultiHeadAttention from_torch(const torch::nn::MultiheadAttention& module);
 
 /// LibTorch's own `MultiheadAttention` with the weights, dtype, device and mode of `module`.

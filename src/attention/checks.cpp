@@ -120,10 +120,23 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
 
 void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, const Tensor& key,
                    const Tensor& value, const Tensor& mask) {
+  struct Layer {
+    const char* weight_name;
+    const char* bias_name;
+    const torch::nn::Linear& layer;
+  };
+  const Layer layers[] = {{"W_q.weight", "W_q.bias", module.W_q},
+                          {"W_k.weight", "W_k.bias", module.W_k},
+                          {"W_v.weight", "W_v.bias", module.W_v},
+                          {"W_o.weight", "W_o.bias", module.W_o}};
   const auto& weight = module.W_q->weight;
-  for (const auto& parameter : module.named_parameters()) {
-    check_same_device(parameter.key().c_str(), parameter.value(), "W_q.weight", weight.device());
-    check_same_dtype(parameter.key().c_str(), parameter.value(), "W_q.weight", weight);
+  for (const auto& [weight_name, bias_name, layer] : layers) {
+    check_same_device(weight_name, layer->weight, "W_q.weight", weight.device());
+    check_same_dtype(weight_name, layer->weight, "W_q.weight", weight);
+    if (layer->bias.defined()) {
+      check_same_device(bias_name, layer->bias, "W_q.weight", weight.device());
+      check_same_dtype(bias_name, layer->bias, "W_q.weight", weight);
+    }
   }
   struct Input {
     const char* name;

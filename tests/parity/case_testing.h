@@ -32,6 +32,14 @@ struct CaseBuilder {
   }
 };
 
+/// A tensor's copy with the lowest bit of one element flipped.
+inline torch::Tensor flipped(const torch::Tensor& tensor, int64_t element) {
+  auto copy = tensor.clone().contiguous();
+  auto* bytes = static_cast<uint8_t*>(copy.data_ptr());
+  bytes[element * copy.element_size()] ^= 1U;
+  return copy;
+}
+
 /// What a test may choose about the case.
 struct CaseSettings {
   bool train = false;
