@@ -42,9 +42,9 @@ uint64_t ulp_distance(Bits<T> a, Bits<T> b) {
 template <typename T>
 double distance(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
-    // Unsigned: exact where a double or a signed difference is not.
-    const auto larger = static_cast<uint64_t>(std::max(a, b));
-    return static_cast<double>(larger - static_cast<uint64_t>(std::min(a, b)));
+    // Unsigned: exact where a double or a signed difference is not. The plus widens what is narrower than int.
+    const auto larger = static_cast<uint64_t>(+std::max(a, b));
+    return static_cast<double>(larger - static_cast<uint64_t>(+std::min(a, b)));
   } else {
     const auto first = static_cast<double>(a);
     const auto second = static_cast<double>(b);
