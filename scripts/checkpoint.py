@@ -36,6 +36,8 @@ def read_attention_weights(path: Path, prefix: str = "") -> dict[str, torch.Tens
 
 def _load(path: Path) -> object:
     """Reads `path` by its content: names lie."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: expected a regular file")
     try:
         with open(path, "rb") as file:
             start = file.read(9)

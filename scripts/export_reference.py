@@ -93,6 +93,13 @@ def _count(text: str) -> int:
     return value
 
 
+def _threads(text: str) -> int:
+    value = _count(text)
+    if value > 1024:
+        raise argparse.ArgumentTypeError(f"must be at most 1024, found {value}")
+    return value
+
+
 def _probability(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
@@ -108,7 +115,7 @@ def _seed(text: str) -> int:
 
 
 # What argparse calls them when the text is not a number at all.
-for _type, _name in ((_length, "length"), (_count, "number"), (_probability, "probability"), (_seed, "seed")):
+for _type, _name in ((_length, "length"), (_count, "number"), (_threads, "number"), (_probability, "probability"), (_seed, "seed")):
     _type.__name__ = _name
 
 
@@ -134,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     case.add_argument("--d-model", type=_count, metavar="N", help="features [512, or as in --weights]")
     case.add_argument(
-        "--num-heads", type=_count, default=8, metavar="N", help="heads; divides d_model [%(default)s]"
+        "--num-heads", type=_count, metavar="N", help="heads; divides d_model [8; needed with --weights]"
     )
     case.add_argument(
         "--dropout", type=_probability, default=0.1, metavar="P", help="of the weights [%(default)s]"
@@ -156,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=_seed, default=0, metavar="N", help="of weights, inputs, dropout [%(default)s]"
     )
     case.add_argument(
-        "--threads", type=_count, metavar="N", help="threads to compute with [as many as PyTorch takes]"
+        "--threads", type=_threads, metavar="N", help="threads to compute with [as many as PyTorch takes]"
     )
 
     weights = parser.add_argument_group("your own weights")
@@ -191,6 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         # What PyTorch refuses (it explains over several lines) is bad usage too.
         parser.error(str(error).strip().partition("\n")[0])
+    except KeyboardInterrupt:
+        print("\ninterrupted: no file is half written", file=sys.stderr)
+        return 130
     finally:
         torch.set_num_threads(threads)
     return 0
@@ -239,6 +249,9 @@ def _case_of(options: argparse.Namespace) -> tuple[Case, dict[str, torch.Tensor]
         raise ValueError("--device cuda: PyTorch finds no CUDA device")
     if options.prefix is not None and options.weights is None:
         raise ValueError("--prefix names a block in --weights, which is absent")
+    if options.weights is not None and options.num_heads is None:
+        raise ValueError("--weights needs --num-heads: the number of heads is not in the file")
+    num_heads = options.num_heads or 8
     weights = None
     d_model = options.d_model or 512
     if options.weights is not None:
@@ -248,9 +261,9 @@ def _case_of(options: argparse.Namespace) -> tuple[Case, dict[str, torch.Tensor]
             raise ValueError(
                 f"--d-model {options.d_model}: {options.weights} holds weights of {d_model} features"
             )
-    if d_model % options.num_heads != 0:
+    if d_model % num_heads != 0:
         raise ValueError(
-            f"--num-heads {options.num_heads} does not divide the {d_model} features of the model"
+            f"--num-heads {num_heads} does not divide the {d_model} features of the model"
         )
     mask, mask_shape = _MASKS[options.mask]
     case = Case(
@@ -262,7 +275,7 @@ def _case_of(options: argparse.Namespace) -> tuple[Case, dict[str, torch.Tensor]
         query_len=options.seq_len,
         key_len=key_len,
         d_model=d_model,
-        num_heads=options.num_heads,
+        num_heads=num_heads,
         mask=mask,
         mask_shape=mask_shape,
         weights="init",

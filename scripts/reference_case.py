@@ -1,5 +1,6 @@
 """Computes one reference case: what a multi-head attention gives in Python, step by step."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 import torch
 
 from capture_steps import StepCapture
+from checkpoint import NAMES
 from fresh_tensors import fresh_copy, fresh_module, strides_text
 from reference_inputs import fresh_lesson_module
 from safetensors_file import check_writable, write_safetensors
 
 FORMAT = "mha.reference/1"
 _INTERFACE = ("d_model", "num_heads", "W_q", "W_k", "W_v", "W_o", "dropout", "attention_weights")
+_RESERVED = ("weights_file", "prefix", "layout", "tolerance", "init_seed")
 _COTANGENT_STREAM = 3_000_003
 
 
@@ -86,8 +89,11 @@ def export_case(
         tensors |= {f"float64/{name}": tensor for name, tensor in twin.outputs.items()}
         tensors |= {f"float64/grads/{name}": tensor for name, tensor in twin.grads.items()}
 
+    meant = [key for key in metadata or {} if key in _RESERVED or key.startswith("strides/")]
+    if meant:
+        raise ValueError(f"metadata {', '.join(map(repr, meant))} would change the meaning of the case")
     said = {
-        **(metadata or {}),
+        **{key: str(value) for key, value in (metadata or {}).items()},
         **_environment(),
         "format": FORMAT,
         "module": "MultiHeadAttention",
@@ -119,6 +125,13 @@ def _check_arguments(
     lacking = [name for name in _INTERFACE if not hasattr(module, name)]
     if lacking:
         raise TypeError(f"{type(module).__name__} lacks {', '.join(lacking)} of the lesson's interface")
+    names = set(module.state_dict())
+    if names != set(NAMES):
+        differing = sorted(names ^ set(NAMES))
+        raise TypeError(
+            f"{type(module).__name__} must hold the weights and biases of W_q, W_k, W_v, W_o and nothing else; "
+            f"missing or surplus: {', '.join(differing)}"
+        )
     unknown = [name for name in inputs if name not in ("query", "key", "value", "mask")]
     if unknown or inputs.get("query") is None:
         raise ValueError(
@@ -233,6 +246,9 @@ def _environment() -> dict[str, str]:
         "num_threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": str(torch.backends.mkldnn.enabled).lower(),
+        "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
+        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
     }
 
 

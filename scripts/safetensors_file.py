@@ -40,8 +40,9 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
         tensor = tensors[name].detach().cpu()
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name}: safetensors cannot hold {tensor.dtype}")
-        # Through a 1-D view: a tensor without dimensions cannot be viewed as bytes.
-        data.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # Through 1-D memory of its own: one element may have any strides, and a 0-d tensor is no row of bytes.
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+        data.append(flat.view(torch.uint8).numpy().tobytes())
         end = begin + len(data[-1])
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
@@ -56,6 +57,7 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
 
 def write_whole_file(path: Path, parts: list[bytes], *, overwrite: bool) -> None:
     """Writes `parts` to a temporary name beside `path` and renames it: nobody ever sees half a file."""
+    path = path.resolve()  # a link stays a link
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -72,6 +74,8 @@ def check_writable(path: Path, *, overwrite: bool) -> None:
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is no regular file and is not replaced")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists already and is not overwritten")
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,6 +67,9 @@ struct MHA_EXPORT Environment {
   std::string cpu_model;
   int num_threads = 0;
   std::string device;
+  /// Switches that change the last bits, by their names in a case: `float32_matmul_precision`, `deterministic`,
+  /// `mkldnn`, `MKL_CBWR`, `ONEDNN_MAX_CPU_ISA`. One that is absent is unknown.
+  std::map<std::string, std::string> settings;
 };
 
 /// One reference case, or one pair of files.

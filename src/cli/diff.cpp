@@ -31,7 +31,8 @@ int run(const DiffArguments& arguments) {
 
 void add_diff(CLI::App& app, int& exit_status) {
   auto arguments = std::make_shared<DiffArguments>();
-  auto* command = app.add_subcommand("diff", "Compare the tensors of two files by name, bit for bit");
+  auto* command =
+      app.add_subcommand("diff", "Compare the tensors of two files by name, bit for bit (NaN equals NaN)");
   command->add_option("A", arguments->a, "Any readable file")->required();
   command->add_option("B", arguments->b, "The reference")->required();
   command->add_option("--json", arguments->json, "Write the report as JSON to FILE, or - for standard output")

@@ -10,7 +10,8 @@
 namespace mha::cli {
 
 void report_error(const std::string& message) {
-  fmt::print(stderr, "mha: {}\n", one_line(message));
+  // Where even this cannot be written the exit status still tells.
+  static_cast<void>(std::fputs(("mha: " + one_line(message) + "\n").c_str(), stderr));
 }
 
 const CLI::Validator not_empty(

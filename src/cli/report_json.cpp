@@ -2,9 +2,12 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
+#include "mha/error.h"
+#include "support/quote.h"
 
 namespace mha::cli {
 namespace {
@@ -74,6 +77,12 @@ ordered_json case_json(const CaseReport& report) {
 
 JsonOutput::JsonOutput(const std::string& path) : to_standard_output_(path == "-") {
   if (!path.empty() && !to_standard_output_) {
+    // A case named after --json by mistake must not be lost.
+    std::ifstream existing(path, std::ios::binary);
+    if (existing.peek() != std::ifstream::traits_type::eof() && existing.get() != '{') {
+      throw Error(show(path) +
+                  ": expected a new file or an earlier report to write JSON to, found another file");
+    }
     file_.emplace(path);
   }
 }

@@ -1,10 +1,12 @@
 #include "parity/environment.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/version.h>
 
 #include <array>
+#include <cstdlib>
 #include <fstream>
 
 #include "support/quote.h"
@@ -57,6 +59,23 @@ std::string first_other_line(const std::string& text, const std::string& other) 
   return "fewer settings";
 }
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string matmul_precision() {
+  switch (at::globalContext().float32MatmulPrecision()) {
+    case at::Float32MatmulPrecision::HIGHEST:
+      return "highest";
+    case at::Float32MatmulPrecision::HIGH:
+      return "high";
+    case at::Float32MatmulPrecision::MEDIUM:
+      break;
+  }
+  return "medium";
+}
+
 /// `2.13.0` of `2.13.0`, `2.13.0+cpu` and `2.13.0a0+git123`.
 std::string release_of(const std::string& version) {
   return version.substr(0, version.find_first_not_of("0123456789."));
@@ -69,7 +88,12 @@ Environment current_environment(torch::Device device) {
           .build = at::show_config(),
           .cpu_model = cpu_model(),
           .num_threads = at::get_num_threads(),
-          .device = c10::DeviceTypeName(device.type(), /*lower_case=*/true)};
+          .device = c10::DeviceTypeName(device.type(), /*lower_case=*/true),
+          .settings = {{"float32_matmul_precision", matmul_precision()},
+                       {"deterministic", at::globalContext().deterministicAlgorithms() ? "true" : "false"},
+                       {"mkldnn", at::globalContext().userEnabledMkldnn() ? "true" : "false"},
+                       {"MKL_CBWR", variable("MKL_CBWR")},
+                       {"ONEDNN_MAX_CPU_ISA", variable("ONEDNN_MAX_CPU_ISA")}}};
 }
 
 std::vector<std::string> environment_differences(const Environment& reference, const Environment& ours) {
@@ -94,6 +118,12 @@ std::vector<std::string> environment_differences(const Environment& reference, c
   }
   if (reference.device != ours.device) {
     differ("device", reference.device, ours.device);
+  }
+  for (const auto& [name, value] : reference.settings) {
+    const auto here = ours.settings.find(name);
+    if (here != ours.settings.end() && here->second != value) {
+      differ(name, value, here->second.empty() ? "not set" : here->second);
+    }
   }
   return differences;
 }

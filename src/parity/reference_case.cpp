@@ -227,6 +227,12 @@ ReferenceCase read_case(const std::filesystem::path& path) {
   }
   reference.environment.device = device.empty() ? "cpu" : device;
 
+  for (const char* name :
+       {"float32_matmul_precision", "deterministic", "mkldnn", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"}) {
+    if (file.metadata.contains(name)) {
+      reference.environment.settings[name] = metadata.text(name);
+    }
+  }
   reference.seed = metadata.seed("seed");
   reference.init_seed = metadata.seed("init_seed");
   const auto tolerance = metadata.text("tolerance");

@@ -17,6 +17,12 @@ inline constexpr double twin_largest_share = 0.25;
 /// on other instruction sets (ATEN_CPU_CAPABILITY=default and avx2, MKL_CBWR=COMPATIBLE): at most 8.
 inline constexpr double scale_roundings = 8;
 
+/// Where errors are amplified, never more than this share of the largest value: else anything would pass.
+inline constexpr double scale_largest_share = 0.25;
+
+/// A gradient whose float64 twin is a smaller share of the largest gradient is zero but for rounding.
+inline constexpr double vanishing_share = 1e-9;
+
 /// The element-wise bound absolute + relative * |reference|.
 struct Tolerance {
   double relative;

@@ -301,11 +301,11 @@ def test_the_text_goes_to_standard_error_when_json_takes_the_output(eval_json, e
 
 def test_the_json_file_appears_whole(mha, eval_case, eval_run, eval_json, tmp_path):
     path = tmp_path / "report.json"
-    path.write_text("old")
+    path.write_text('{"old": 1}')
     with open(path, encoding="utf-8") as old:
         run = mha("verify", eval_case.path, "--json", path)
         # Replaced, not overwritten: whoever reads the old file goes on reading it to its end.
-        assert old.read() == "old"
+        assert old.read() == '{"old": 1}'
     assert run.status == 0 and run.report() == eval_run.report()
     assert path.read_text() == eval_json.out
     assert list(tmp_path.iterdir()) == [path]
@@ -313,7 +313,7 @@ def test_the_json_file_appears_whole(mha, eval_case, eval_run, eval_json, tmp_pa
 
 def test_an_unreadable_case_does_not_hide_the_others(mha, eval_case, tmp_path):
     path = tmp_path / "report.json"
-    path.write_text("old")
+    path.write_text('{"old": 1}')
     run = mha("verify", tmp_path / "absent", eval_case.path, "--json", path)
     assert run.status == 2
     assert run.err.count("\n") == 1 and "absent: cannot open" in run.err
@@ -325,11 +325,26 @@ def test_an_unreadable_case_does_not_hide_the_others(mha, eval_case, tmp_path):
     assert "error" not in report["cases"][1]
 
 
+def test_json_does_not_replace_a_file_that_is_no_report(mha, eval_case, tmp_path):
+    # As when the name after --json is left out: mha verify --json *.safetensors
+    case = tmp_path / "case.safetensors"
+    case.write_bytes(eval_case.path.read_bytes())
+    assert "earlier report" in mha("verify", "--json", case, eval_case.path).error()
+    assert case.read_bytes() == eval_case.path.read_bytes()
+
+
+def test_an_error_that_cannot_be_written_is_no_crash(mha):
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([os.environ["MHA_TOOL"], "verify", "absent"], stderr=full).returncode == 2
+
+
 def test_nothing_is_written_on_bad_usage(mha, eval_case, tmp_path):
     path = tmp_path / "report.json"
-    path.write_text("old")
+    path.write_text('{"old": 1}')
     assert mha("verify", eval_case.path, "--json", path, "--threads", "0").error()
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == '{"old": 1}' and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("where", ["missing/report.json", "."])

@@ -157,6 +157,53 @@ TEST_CASE("a version is compared by its release, and only when the case has one"
              ContainsSubstring("LibTorch version: the case has 1.6.0, here it is "));
 }
 
+TEST_CASE("a switch that changes rounding is part of the environment, when the case has it") {
+  auto builder = make_case({.gradients = false});
+  builder.metadata["float32_matmul_precision"] = "medium";
+  builder.metadata["MKL_CBWR"] = "COMPATIBLE";
+  const auto report = builder.verify();
+  CHECK_FALSE(report.bits_required);
+  REQUIRE(report.differences.size() == 2);
+  CHECK(report.differences[0] == "MKL_CBWR: the case has COMPATIBLE, here it is not set");
+  CHECK(report.differences[1] == "float32_matmul_precision: the case has medium, here it is highest");
+  builder.metadata["float32_matmul_precision"] = "highest";
+  builder.metadata["MKL_CBWR"] = "";
+  builder.metadata["mkldnn"] = "true";
+  builder.metadata["deterministic"] = "false";
+  CHECK(builder.verify().differences.empty());
+}
+
+TEST_CASE("no tolerance passes a result that is zeroed, mirrored or negated") {
+  for (const bool twins : {false, true}) {
+    auto builder = make_case({.train = true});
+    builder.metadata["cpu_model"] = "another processor";
+    if (twins) {
+      for (const auto& name : builder.tensors.keys()) {
+        if (name.starts_with("grads/")) {
+          builder.set("float64/" + name, builder.tensors[name].to(torch::kDouble));
+        }
+      }
+    }
+    for (const auto& name : builder.tensors.keys()) {
+      const bool computed =
+          name.starts_with("steps/") || name.starts_with("outputs/") || name.starts_with("grads/");
+      if (!computed || name == "grads/W_k.bias") {
+        continue;
+      }
+      const auto& right = builder.tensors[name];
+      for (const auto& wrong : {torch::zeros_like(right), -right, right.flip(-1)}) {
+        if (name == "steps/masked_scores" && torch::equal(wrong, right)) {
+          continue;
+        }
+        auto mutated = builder;
+        mutated.set(name, wrong);
+        CAPTURE(name);
+        CHECK(find(mutated.verify(), name).verdict == Verdict::mismatch);
+      }
+    }
+  }
+}
+
 TEST_CASE("a stated tolerance replaces bits") {
   auto builder = make_case({.gradients = false});
   builder.metadata["tolerance"] = "0.01";

@@ -241,12 +241,12 @@ def test_own_weights_in_other_formats(path, tmp_path, read, trained):
 def test_errors_about_weights(path, tmp_path, fails, trained):
     checkpoint, other = tmp_path / "model.pt", tmp_path / "other.pt"
     torch.save({"model": trained}, checkpoint)
-    line = fails("--weights", checkpoint, "--prefix", "encoder.7.attn", "--out", path)
+    line = fails("--num-heads", "3", "--weights", checkpoint, "--prefix", "encoder.7.attn", "--out", path)
     assert "model.pt: expected encoder.7.attn.W_q.weight, " in line
     assert "found attention blocks under the prefixes 'encoder.0.attn.', 'encoder.1.attn.'" in line
 
     torch.save({f"layer{index}.weight": torch.ones(1) for index in range(20)}, other)
-    line = fails("--weights", other, "--out", path)
+    line = fails("--num-heads", "3", "--weights", other, "--out", path)
     assert (
         "expected W_q.weight" in line
         and "found layer0.weight, layer1.weight" in line
@@ -254,24 +254,25 @@ def test_errors_about_weights(path, tmp_path, fails, trained):
     )
 
     torch.save([1, 2], other)
-    assert "found no named tensors" in fails("--weights", other, "--out", path)
+    assert "found no named tensors" in fails("--num-heads", "3", "--weights", other, "--out", path)
 
     odd = {name.removeprefix("encoder.0.attn."): tensor for name, tensor in trained.items()}
     torch.save(odd | {"W_k.bias": torch.ones(23)}, other)
-    line = fails("--weights", other, "--out", path)
+    line = fails("--num-heads", "3", "--weights", other, "--out", path)
     assert "W_k.bias: expected floating-point numbers of shape (24,), found float32 of shape (23,)" in line
     torch.save(odd | {"W_k.bias": torch.ones(24, dtype=torch.int8)}, other)
-    assert "found int8 of shape (24,)" in fails("--weights", other, "--out", path)
+    assert "found int8 of shape (24,)" in fails("--num-heads", "3", "--weights", other, "--out", path)
 
     torch.save(MultiHeadAttention(24, 3), other)
     assert "expected a torch.save, TorchScript or safetensors file with weights only" in fails(
-        "--weights", other, "--out", path
+        "--num-heads", "3", "--weights", other, "--out", path
     )
     for content in (b"", b"PK\x03\x04nonsense", b"\x05\0\0\0\0\0\0\0{}}}}", checkpoint.read_bytes()[:5000]):
         other.write_bytes(content)
-        assert "other.pt: expected a torch.save" in fails("--weights", other, "--out", path)
-    assert "No such file" in fails("--weights", tmp_path / "none.pt", "--out", path)
-    assert "cannot be read" in fails("--weights", tmp_path, "--out", path)
+        assert "other.pt: expected a torch.save" in fails("--num-heads", "3", "--weights", other, "--out", path)
+    assert "No such file" in fails("--num-heads", "3", "--weights", tmp_path / "none.pt", "--out", path)
+    assert "expected a regular file" in fails("--num-heads", "3", "--weights", tmp_path, "--out", path)
+    assert "expected a regular file" in fails("--num-heads", "3", "--weights", "/dev/zero", "--out", path)
 
 
 def test_errors_about_options(path, tmp_path, fails, trained):
@@ -284,7 +285,9 @@ def test_errors_about_options(path, tmp_path, fails, trained):
         "--key-len 7 differs from --seq-len 50: that needs --cross": ["--key-len", "7", "--out", path],
         "--num-heads 7 does not divide the 512 features": ["--num-heads", "7", "--out", path],
         "--num-heads 5 does not divide the 24 features": [*block, "--num-heads", "5"],
-        "--d-model 32: ": [*block, "--d-model", "32"],
+        "--d-model 32: ": [*block, "--num-heads", "3", "--d-model", "32"],
+        "--weights needs --num-heads": block,
+        "must be at most 1024, found 1025": ["--threads", "1025", "--out", path],
         "float16 takes no --mask": ["--dtype", "float16", "--mask", "causal", "--out", path],
         "--prefix names a block in --weights": ["--prefix", "a", "--out", path],
         "must be positive, found 0": ["--batch", "0", "--out", path],

@@ -211,18 +211,37 @@ def test_the_callers_grad_mode_does_not_matter(make, randn, path, read, context)
     assert read(path).names("grads") == WEIGHTS | {"query"}
 
 
-def test_frozen_parameters_have_gradients_and_unused_have_none(make, randn, path, read):
+def test_frozen_parameters_have_gradients(make, randn, path, read):
+    module = make()
+    module.W_q.requires_grad_(False)
+    export_case(module, {"query": randn(2, 5, 24)}, path)
+    case = read(path)
+    assert case.names("weights") == WEIGHTS
+    assert case.names("grads") == WEIGHTS | {"query"}
+    assert not module.W_q.weight.requires_grad
+
+
+def test_a_class_with_other_parameters_is_refused(make, randn, path):
     class Extra(MultiHeadAttention):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.spare = torch.nn.Parameter(torch.ones(2))
 
-    module = make(cls=Extra)
-    module.W_q.requires_grad_(False)
-    export_case(module, {"query": randn(2, 5, 24)}, path)
-    case = read(path)
-    assert case.names("weights") == WEIGHTS | {"spare"}
-    assert case.names("grads") == WEIGHTS | {"query"}
+    class Unbiased(MultiHeadAttention):
+        def __init__(self, d_model, *arguments):
+            super().__init__(d_model, *arguments)
+            self.W_q = torch.nn.Linear(d_model, d_model, bias=False)
+
+    for cls, differing in ((Extra, "spare"), (Unbiased, "W_q.bias")):
+        with pytest.raises(TypeError, match=f"missing or surplus: {differing}$"):
+            export_case(make(cls=cls), {"query": randn(2, 5, 24)}, path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("key", ["prefix", "layout", "tolerance", "init_seed", "strides/inputs/query"])
+def test_metadata_that_would_change_the_case_is_refused(make, randn, path, key):
+    with pytest.raises(ValueError, match="would change the meaning"):
+        export_case(make(), {"query": randn(2, 5, 24)}, path, metadata={key: "1"})
 
 
 def test_a_class_that_hides_its_steps(make, randn, path, read):

@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 
 import pytest
@@ -53,3 +54,35 @@ def test_order_of_arguments_does_not_matter():
 def test_dtypes_that_the_format_lacks():
     with pytest.raises(TypeError, match="z: safetensors cannot hold torch.complex64"):
         safetensors_bytes({"z": torch.ones(2, dtype=torch.complex64)}, {})
+
+
+def test_one_element_of_any_strides(tmp_path):
+    # Contiguous to PyTorch, whatever the strides of a dimension of one element say.
+    tensors = {
+        "transposed": torch.ones(8, 8).tril().t()[:1, :1],
+        "expanded": torch.ones(()).expand(1, 1),
+        "scalar": torch.tensor(3.0),
+        "empty": torch.empty(0, 3),
+    }
+    path = tmp_path / "one.safetensors"
+    write_safetensors(path, tensors, {}, overwrite=False)
+    with safe_open(path, "pt") as file:
+        for name, tensor in tensors.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="no regular file"):
+        write_safetensors(pipe, {"x": torch.ones(1)}, {}, overwrite=True)
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path):
+    target, link = tmp_path / "target.safetensors", tmp_path / "link.safetensors"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_safetensors(link, {"x": torch.ones(1)}, {}, overwrite=True)
+    assert link.is_symlink() and target.read_bytes() != b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.safetensors", "target.safetensors"]
