@@ -85,7 +85,7 @@ std::optional<std::string> violation(const ElementStatistics& statistics, const 
                ? std::nullopt
                : std::optional("max abs is over the tolerance " + number_text(allowed));
   }
-  const auto against_twin =
+  auto against_twin =
       rule.float64.defined() ? twin_violation(ours, reference, comparable(rule.float64)) : std::nullopt;
   const bool twin_passes = rule.float64.defined() && !against_twin;
   if (twin_passes || statistics.max_abs <= scale_roundings * epsilon(reference.scalar_type()) * rule.scale) {
