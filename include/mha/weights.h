@@ -23,13 +23,27 @@ struct MHA_EXPORT WeightsFile {
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads every tensor of `path`, recognising the format by content, never by name. Formats: safetensors
-/// (every dtype but those of less than a byte).
+/// Reads every tensor of `path`, recognising the format by content, never by name. No code in a file is run.
+///
+/// | format | names |
+/// |---|---|
+/// | safetensors (every dtype but those of less than a byte) | as they stand |
+/// | `torch.save` of dicts, lists, tuples, nested as they may be | keys and indices, joined by dots |
+/// | `torch.save` of a whole module, or of dicts and lists with modules in them | those of `state_dict()` |
+/// | the same in the format of before PyTorch 1.6 | the same |
+/// | TorchScript, traced or scripted | those of `state_dict()`, and of other attributes that hold tensors |
+/// | C++'s `torch::save` of modules, tensors, lists of tensors | those of the module |
+///
+/// A tensor saved alone has the empty name. What is no tensor is left out, and so are tensors inside objects
+/// of unknown classes that are no modules. Tensors come to the CPU, without `requires_grad`; two that shared
+/// memory when they were saved share it again. Refused by name: meta, sparse, quantized and nested tensors.
 ///
 /// Nothing is copied where that can be avoided: tensors are views of a private mapping of the file, kept
-/// alive by the tensors themselves. Writing to them changes neither the file nor other readers. The file must
-/// not be shortened while a tensor of it lives. Clone a tensor before arithmetic whose last bits matter:
-/// mapped data is aligned to its item size only, and alignment can change the order in which a kernel adds.
+/// alive by the tensors themselves. Only deflated data, and data that does not lie on a multiple of its item
+/// size (common in the format of before 1.6) are copied. Writing to them changes neither the file nor other
+/// readers. The file must not be shortened while a tensor of it lives. Clone a tensor before arithmetic whose
+/// last bits matter: mapped data is aligned to its item size only, and alignment can change the order in
+/// which a kernel adds. Checksums are not compared.
 ///
 /// Throws `mha::Error` when the file cannot be opened or breaks a rule of its format; never returns part of a
 /// file.

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "mha/error.h"
+#include "support/checked_math.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
 #include "weights/safetensors.h"

@@ -9,6 +9,7 @@
 #include "support/quote.h"
 #include "weights/mapped_file.h"
 #include "weights/safetensors.h"
+#include "weights/torch_files.h"
 
 namespace mha {
 namespace {
@@ -27,16 +28,19 @@ struct Format {
 };
 
 /// Tried in this order.
-constexpr std::array<Format, 7> kFormats{{
+constexpr std::array<Format, 8> kFormats{{
     // The eighth byte is the top one of the header's length: 0, which no text has there.
     {[](std::string_view content) { return content.size() > 8 && content[7] == '\0' && content[8] == '{'; },
      weights::read_safetensors, "safetensors"},
     {[](std::string_view content) {
        return content.starts_with("PK\x03\x04") || content.starts_with("PK\x05\x06");
      },
-     nullptr, "a zip archive (torch.save or TorchScript), which is not supported yet"},
-    {[](std::string_view content) { return content.starts_with("\x80\x02"); }, nullptr,
-     "a pickle (torch.save of before PyTorch 1.6), which is not supported yet"},
+     weights::read_torch_archive, "a zip archive"},
+    {weights::is_legacy, weights::read_legacy, "torch.save of before PyTorch 1.6"},
+    {[](std::string_view content) {
+       return content.size() > 1 && content[0] == '\x80' && content[1] >= 2 && content[1] <= 5;
+     },
+     nullptr, "a pickle that torch.save did not write, which is not supported"},
     {[](std::string_view content) { return content.starts_with("version https://git-lfs"); }, nullptr,
      "a Git LFS pointer; fetch the file itself with git lfs pull"},
     {[](std::string_view content) { return content.starts_with("{"); }, nullptr,
@@ -56,11 +60,13 @@ WeightsFile read_weights_file(const std::filesystem::path& path) {
   const auto* const format = std::find_if(kFormats.begin(), kFormats.end(),
                                           [&](const Format& each) { return each.recognises(content); });
   if (format == kFormats.end()) {
-    throw Error(file + ": not a weights file: expected safetensors (8 bytes of length, then '{'), found " +
+    throw Error(file +
+                ": not a weights file: expected safetensors (8 bytes of length, then '{') or a file of "
+                "PyTorch, found " +
                 std::to_string(content.size()) + " bytes that begin with " + quote(content.substr(0, 16)));
   }
   if (format->read == nullptr) {
-    throw Error(file + ": expected a safetensors file, found " + std::string(format->found));
+    throw Error(file + ": expected safetensors or a file of PyTorch, found " + std::string(format->found));
   }
   return format->read(mapping->bytes(), mapping, file);
 }

@@ -13,8 +13,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <optional>
 #include <string_view>
 
 namespace mha::weights {
@@ -65,15 +63,6 @@ constexpr std::string_view safetensors_name(c10::ScalarType type) {
     }
   }
   return {};
-}
-
-/// a * b; nothing when that exceeds int64, in which LibTorch counts elements and bytes. Neither may be
-/// negative.
-inline std::optional<std::int64_t> multiply(std::int64_t a, std::int64_t b) {
-  if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b) {
-    return std::nullopt;
-  }
-  return a * b;
 }
 
 }  // namespace mha::weights

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "mha/error.h"
 #include "support/atomic_file.h"
+#include "support/checked_math.h"
 #include "support/dtype_text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"

@@ -57,16 +57,18 @@ TEST_CASE("read_weights: other formats are recognised by content", "[weights]") 
     std::string found;
   };
   const std::vector<Row> rows{
-      {std::string("PK\x03\x04") + "whatever follows", "expected a safetensors file, found a zip archive"},
-      {std::string("PK\x05\x06") + "an empty archive", "found a zip archive"},
-      {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", "found a pickle"},
+      {std::string("PK\x03\x04") + "whatever follows", "expected a zip directory at the end, found none"},
+      {std::string("PK\x05\x06") + "an empty archive", "expected a zip directory at the end, found none"},
+      {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", "the version: byte 0 of the pickle"},
+      {"\x80\x02}.", "expected safetensors or a file of PyTorch, found a pickle that torch.save did not write"},
+      {"\x80\x04}.", "found a pickle that torch.save did not write"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "found a Git LFS pointer; fetch"},
       {R"({"metadata": {}, "weight_map": {"a": "model-00001.safetensors"}})", "found JSON"},
       {R"({"abc": {"d": 1}, "e": 2})", "found JSON"},
       {"\x89HDF\r\n\x1a\n", "found HDF5"},
       {"GGUF\x03", "found GGUF"},
       {"GGU",
-       "not a weights file: expected safetensors (8 bytes of length, then '{'), "
+       "not a weights file: expected safetensors (8 bytes of length, then '{') or a file of PyTorch, "
        R"(found 3 bytes that begin with "GGU")"},
       {"<!DOCTYPE html>", R"(begin with "<!DOCTYPE html>")"},
       {"\x1b[31m\n", R"(begin with "\x1b[31m\x0a")"},

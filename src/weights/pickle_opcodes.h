@@ -1,0 +1,67 @@
+/// The opcodes of pickle protocols 2 to 5, and the binary ones of protocol 1. Their meanings:
+/// https://github.com/python/cpython/blob/main/Lib/pickletools.py
+#pragma once
+
+#include <cstdint>
+
+namespace mha::weights {
+
+enum class Opcode : std::uint8_t {
+  kMark = '(',
+  kStop = '.',
+  kPop = '0',
+  kPopMark = '1',
+  kDuplicate = '2',
+  kReal = 'G',
+  kInt = 'J',
+  kInt1 = 'K',
+  kInt2 = 'M',
+  kNone = 'N',
+  kPersistent = 'Q',
+  kReduce = 'R',
+  kString = 'T',
+  kShortString = 'U',
+  kText = 'X',
+  kBytes = 'B',
+  kShortBytes = 'C',
+  kAppend = 'a',
+  kBuild = 'b',
+  kGlobal = 'c',
+  kDict = 'd',
+  kEmptyDict = '}',
+  kAppends = 'e',
+  kGet = 'h',
+  kLongGet = 'j',
+  kInstance = 'i',
+  kList = 'l',
+  kEmptyList = ']',
+  kObject = 'o',
+  kPut = 'q',
+  kLongPut = 'r',
+  kSetItem = 's',
+  kTuple = 't',
+  kEmptyTuple = ')',
+  kSetItems = 'u',
+  kProtocol = 0x80,
+  kNew = 0x81,
+  kTuple1 = 0x85,
+  kTuple2 = 0x86,
+  kTuple3 = 0x87,
+  kTrue = 0x88,
+  kFalse = 0x89,
+  kLong1 = 0x8a,
+  kLong4 = 0x8b,
+  kShortText = 0x8c,
+  kText8 = 0x8d,
+  kBytes8 = 0x8e,
+  kEmptySet = 0x8f,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
+  kNewWithKeywords = 0x92,
+  kStackGlobal = 0x93,
+  kMemoize = 0x94,
+  kFrame = 0x95,
+  kByteArray8 = 0x96,
+};
+
+}  // namespace mha::weights
