@@ -53,17 +53,19 @@ inline std::string zip(const std::vector<Entry>& entries, const ZipEnd& end = {}
   std::string file;
   std::string directory;
   for (const Entry& entry : entries) {
-    const auto header = static_cast<std::uint32_t>(static_cast<std::int64_t>(file.size()) + entry.header_shift);
+    const auto header =
+        static_cast<std::uint32_t>(static_cast<std::int64_t>(file.size()) + entry.header_shift);
     const auto name_size = static_cast<std::uint16_t>(entry.name.size());
     directory += "PK\x01\x02" + bytes_of<std::uint16_t>(20) + bytes_of<std::uint16_t>(20) +
                  bytes_of(entry.flags) + bytes_of(entry.method) + std::string(4, '\0') +
                  bytes_of(crc_of(entry.data)) + bytes_of(entry.packed) + bytes_of(entry.size) +
                  bytes_of(name_size) + bytes_of(static_cast<std::uint16_t>(entry.extra.size())) +
                  std::string(10, '\0') + bytes_of(header) + entry.name + entry.extra;
-    file += "PK\x03\x04" + bytes_of<std::uint16_t>(20) + bytes_of(entry.flags) + bytes_of(entry.local_method) +
-            std::string(4, '\0') + bytes_of(crc_of(entry.data)) + bytes_of(entry.packed) +
-            bytes_of(entry.local_size) + bytes_of(static_cast<std::uint16_t>(entry.local_name.size())) +
-            std::string(2, '\0') + entry.local_name + entry.data;
+    file += "PK\x03\x04" + bytes_of<std::uint16_t>(20) + bytes_of(entry.flags) +
+            bytes_of(entry.local_method) + std::string(4, '\0') + bytes_of(crc_of(entry.data)) +
+            bytes_of(entry.packed) + bytes_of(entry.local_size) +
+            bytes_of(static_cast<std::uint16_t>(entry.local_name.size())) + std::string(2, '\0') +
+            entry.local_name + entry.data;
   }
   const auto shifted = [](std::size_t value, std::int64_t shift) {
     return static_cast<std::int64_t>(value) + shift;
@@ -145,8 +147,8 @@ inline std::string integers(const std::vector<std::int64_t>& values) {
   return result + "t";
 }
 
-inline std::string storage(const std::string& key, std::int64_t elements, const std::string& type = "FloatStorage",
-                           const std::string& location = "cpu") {
+inline std::string storage(const std::string& key, std::int64_t elements,
+                           const std::string& type = "FloatStorage", const std::string& location = "cpu") {
   return tuple({text("storage"), global("torch", type), text(key), text(location), integer(elements)}) + "Q";
 }
 
@@ -154,14 +156,15 @@ inline std::string ordered_dict() {
   return call(global("collections", "OrderedDict"), {});
 }
 
-inline std::string tensor(const std::string& storage, std::int64_t offset, const std::vector<std::int64_t>& shape,
-                          const std::vector<std::int64_t>& strides) {
+inline std::string tensor(const std::string& storage, std::int64_t offset,
+                          const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
   return call(global("torch._utils", "_rebuild_tensor_v2"),
               {storage, integer(offset), integers(shape), integers(strides), "\x89", ordered_dict()});
 }
 
 /// An archive of this pickle and these storages, "0", "1", ...
-inline std::string torch_archive(const std::string& data_pickle, const std::vector<std::string>& storages = {}) {
+inline std::string torch_archive(const std::string& data_pickle,
+                                 const std::vector<std::string>& storages = {}) {
   std::vector<Entry> entries{{"m/data.pkl", data_pickle}};
   for (std::size_t i = 0; i < storages.size(); ++i) {
     entries.push_back({"m/data/" + std::to_string(i), storages[i]});
