@@ -5,9 +5,12 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "mha/error.h"
 #include "mha/export.h"
@@ -71,8 +74,77 @@ struct MHA_EXPORT LoadOptions {
   /// taken if they give more: `_orig_mod` components (torch.compile) and leading `module` ones
   /// (DataParallel), in any order. Names that become equal then are an error, and so is a prefix that matches
   /// nothing.
-  std::string prefix;  // NOLINT(readability-redundant-member-init)
+  std::string prefix = {};  // NOLINT(readability-redundant-member-init)
+
+  /// How the names and packing of an attention block are mapped to the lesson's: one of `layout_names()`, or
+  /// `auto` for the one that fits. Empty: names stay as they are.
+  std::string layout = {};  // NOLINT(readability-redundant-member-init)
+
+  /// Needed by layouts that keep query, key and value head by head (`gpt-neox`, `qkv-layer`) and by `t5`,
+  /// whose file does not say it. Checked where given.
+  std::optional<int64_t> num_heads = std::nullopt;
 };
+
+/// The known layouts. `*` stands for `weight` and for `bias`; a missing bias counts as zero.
+///
+/// | name | query, key, value; output | found in |
+/// |---|---|---|
+/// | lesson | `W_q.*`, `W_k.*`, `W_v.*`; `W_o.*` | `mha::MultiHeadAttention` |
+/// | pytorch | `in_proj_*` stacked; `out_proj.*` | `torch.nn.MultiheadAttention` |
+/// | pytorch-separate | `q_proj_weight`, ..., `in_proj_bias`; `out_proj.*` | the same with kdim or vdim |
+/// | annotated-transformer | `linears.0.*`, `.1`, `.2`; `linears.3.*` | The Annotated Transformer |
+/// | bert | `self.query.*`, `.key`, `.value`; `output.dense.*` | BERT, RoBERTa, ELECTRA |
+/// | distilbert | `q_lin.*`, `k_lin.*`, `v_lin.*`; `out_lin.*` | DistilBERT |
+/// | hf-vit | `attention.query.*`, `.key`, `.value`; `output.dense.*` | ViT of transformers |
+/// | timm | `qkv.*` stacked; `proj.*` | ViT of timm |
+/// | gpt2 | `c_attn.*` stacked; `c_proj.*`; both (in, out) | GPT-2 of transformers |
+/// | nanogpt | `c_attn.*` stacked; `c_proj.*` | nanoGPT |
+/// | llama | `q_proj.*`, `k_proj.*`, `v_proj.*`; `o_proj.*` | LLaMA, Mistral, Qwen |
+/// | meta-llama | `wq.*`, `wk.*`, `wv.*`; `wo.*` | LLaMA as Meta publishes it |
+/// | torchtune | `q_proj.*`, `k_proj.*`, `v_proj.*`; `output_proj.*` | torchtune |
+/// | bart | `q_proj.*`, `k_proj.*`, `v_proj.*`; `out_proj.*` | BART, Whisper, CLIP, OPT |
+/// | t5 | `q.*`, `k.*`, `v.*`; `o.*`; no 1/sqrt(d_k) | T5 |
+/// | gpt-neox | `query_key_value.*` as (num_heads, 3, d_k); `dense.*` | GPT-NeoX, Pythia, BLOOM |
+/// | x-transformers | `to_q.*`, `to_k.*`, `to_v.*`; `to_out.*` | x-transformers |
+/// | diffusers | `to_q.*`, `to_k.*`, `to_v.*`; `to_out.0.*` | diffusers |
+/// | qkv-layer | `qkv_layer.*` as (num_heads, 3, d_k); `linear_layer.*` | tutorials |
+MHA_EXPORT std::vector<std::string> layout_names();
+
+/// What `to_lesson` did.
+struct MHA_EXPORT LayoutReport {
+  std::string layout;  ///< its name
+  std::string caveat;  ///< what the model does more than the lesson, in one line; often empty
+  std::vector<std::string> zero_biases;  ///< the lesson's names of biases that the file has not
+  std::vector<std::string> ignored;      ///< names under the prefix that are no part of the projections
+};
+
+/// The projections of the block under `options.prefix` by the lesson's eight names (`W_q.weight`, `W_q.bias`,
+/// ..., `W_o.bias`), in that order, whatever layout they have; an empty `options.layout` counts as `auto`.
+///
+/// Tensors are views of those in `state_dict` where they hold the same values in the same order, otherwise new
+/// ones. A missing bias is zero. Other names under the prefix are ignored (LayerNorm, GPT-2's buffer `bias`,
+/// ...), but those that tell of more maths are in the report's caveat.
+///
+/// For `t5`, W_q and its bias are multiplied by sqrt(d_k), computed in float64 and rounded once.
+///
+/// Throws `c10::ValueError` when no layout or more than one fits, and when the block cannot be the lesson's
+/// module: grouped key/value heads, other widths than d_model, `add_bias_kv`, adapters, quantised weights.
+MHA_EXPORT StateDict to_lesson(const StateDict& state_dict, const LoadOptions& options = {},
+                               LayoutReport* report = nullptr);
+
+/// One attention block in a state dict.
+struct MHA_EXPORT AttentionBlock {
+  std::string prefix;   ///< without its final dot, for `LoadOptions::prefix`
+  std::string layout;   ///< its name
+  int64_t d_model = 0;  ///< 0 when the output's weight is not a matrix
+  std::string caveat;   ///< what the model does more than the lesson, in one line; often empty
+  std::string problem;  ///< why `to_lesson` refuses it; empty: it does not, given num_heads where needed
+};
+
+/// Every attention block in `state_dict`, whatever its layout, in the order of their outputs' names.
+///
+/// A block that more than one layout fits is there once for each. Only names, shapes and dtypes are looked at.
+MHA_EXPORT std::vector<AttentionBlock> find_attention(const StateDict& state_dict);
 
 /// Copies `state_dict` into the parameters and buffers of `module`, as Python's
 /// `load_state_dict(strict=True)`.
@@ -84,7 +156,10 @@ struct MHA_EXPORT LoadOptions {
 /// Refused: undefined, sparse, quantized and meta tensors on either side, complex values for a real tensor,
 /// inference tensors outside InferenceMode, expanded parameters. Tied tensors take the value of their last
 /// name in the module.
+///
+/// With `options.layout`, what is loaded is `to_lesson(state_dict, options)`, and `report` says what that did;
+/// without a `report`, a caveat becomes a warning of LibTorch's (`TORCH_WARN`).
 MHA_EXPORT void load_state_dict(torch::nn::Module& module, const StateDict& state_dict,
-                                const LoadOptions& options = {});
+                                const LoadOptions& options = {}, LayoutReport* report = nullptr);
 
 }  // namespace mha

@@ -13,24 +13,12 @@
 #include "support/quote.h"
 #include "support/shape_text.h"
 #include "weights/prefix.h"
+#include "weights/unreadable.h"
 
 namespace mha {
 namespace {
 
 constexpr std::size_t kMaxListed = 20;
-
-/// What keeps values from being read out of `source`; empty: nothing.
-std::string unreadable(const torch::Tensor& source) {
-  if (!source.defined()) {
-    return "an undefined tensor";
-  }
-  if (source.layout() != torch::kStrided || source.is_nested()) {
-    return "a tensor that is not dense";
-  }
-  return source.is_quantized() ? "a quantized tensor"
-         : source.is_meta()    ? "a meta tensor, which has no data"
-                               : "";
-}
 
 /// What keeps values from being copied into `target`, a tensor of the module; empty: nothing.
 std::string unwritable(const torch::Tensor& target) {
@@ -51,7 +39,7 @@ std::string misfit(const torch::Tensor& target, const torch::Tensor& source) {
   if (const std::string what = unwritable(target); !what.empty()) {
     return "expected a module that can be written, found " + what;
   }
-  if (const std::string what = unreadable(source); !what.empty()) {
+  if (const std::string what = weights::unreadable(source); !what.empty()) {
     return "expected a dense tensor, found " + what;
   }
   if (target.sizes() != source.sizes()) {
@@ -73,11 +61,9 @@ void list(std::string& message, const char* title, const std::vector<std::string
   }
 }
 
-}  // namespace
-
-void load_state_dict(torch::nn::Module& module, const StateDict& state_dict, const LoadOptions& options) {
+void load_selected(torch::nn::Module& module, const StateDict& state_dict, const std::string& prefix) {
   const StateDict targets = mha::state_dict(module);
-  const weights::Selection selection = weights::select(state_dict, options.prefix, targets);
+  const weights::Selection selection = weights::select(state_dict, prefix, targets);
 
   std::unordered_map<std::string, const torch::Tensor*> sources;
   std::vector<std::string> unexpected;
@@ -121,6 +107,23 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state_dict, con
   const c10::NoGradGuard no_grad;
   for (auto& [into, from] : copies) {
     into.copy_(from);
+  }
+}
+
+}  // namespace
+
+void load_state_dict(torch::nn::Module& module, const StateDict& state_dict, const LoadOptions& options,
+                     LayoutReport* report) {
+  if (options.layout.empty()) {
+    load_selected(module, state_dict, options.prefix);
+    return;
+  }
+  LayoutReport found;
+  load_selected(module, to_lesson(state_dict, options, &found), /*prefix=*/"");
+  if (report != nullptr) {
+    *report = std::move(found);
+  } else if (!found.caveat.empty()) {
+    TORCH_WARN("load_state_dict: layout ", found.layout, ": ", found.caveat);
   }
 }
 

@@ -40,6 +40,14 @@ std::optional<std::string> strip_prefix(const std::string& prefix) {
   return stripped;
 }
 
+/// How many of the wanted names a selection has.
+std::size_t found(const Selection& selection, const StateDict& wanted) {
+  return static_cast<std::size_t>(std::count_if(
+      selection.begin(), selection.end(), [&](const auto& each) { return wanted.contains(each.first); }));
+}
+
+}  // namespace
+
 Selection select_full(const StateDict& from, const std::string& prefix) {
   Selection selection;
   for (const StateDict::Item& item : from) {
@@ -64,22 +72,18 @@ Selection select_stripped(const StateDict& from, const std::string& prefix) {
   return selection;
 }
 
-/// How many of the wanted names a selection has.
-std::size_t found(const Selection& selection, const StateDict& wanted) {
-  return static_cast<std::size_t>(std::count_if(
-      selection.begin(), selection.end(), [&](const auto& each) { return wanted.contains(each.first); }));
-}
-
-void check_unique(const Selection& selection) {
+void check_unique(const Selection& selection, const char* caller) {
   std::unordered_map<std::string_view, const StateDict::Item*> seen;
   for (const auto& [name, item] : selection) {
     const auto [before, inserted] = seen.emplace(name, item);
-    TORCH_CHECK_VALUE(inserted, "load_state_dict: expected names that differ without their wrappers, found ",
+    TORCH_CHECK_VALUE(inserted, caller, ": expected names that differ without their wrappers, found ",
                       quote(before->second->key()), " and ", quote(item->key()));
   }
 }
 
-}  // namespace
+std::string without_final_dot(const std::string& prefix) {
+  return prefix.ends_with('.') ? prefix.substr(0, prefix.size() - 1) : prefix;
+}
 
 std::string strip_wrappers(const std::string& name) {
   std::string result;
@@ -96,7 +100,7 @@ std::string strip_wrappers(const std::string& name) {
 }
 
 Selection select(const StateDict& from, const std::string& prefix, const StateDict& wanted) {
-  const std::string trimmed = prefix.ends_with('.') ? prefix.substr(0, prefix.size() - 1) : prefix;
+  const std::string trimmed = without_final_dot(prefix);
   Selection full = select_full(from, trimmed);
   const std::size_t found_full = found(full, wanted);
   if (found_full == wanted.size() && !full.empty()) {
@@ -104,7 +108,7 @@ Selection select(const StateDict& from, const std::string& prefix, const StateDi
   }
   Selection stripped = select_stripped(from, trimmed);
   if (!stripped.empty() && (full.empty() || found(stripped, wanted) > found_full)) {
-    check_unique(stripped);
+    check_unique(stripped, "load_state_dict");
     return stripped;
   }
   if (full.empty() && !trimmed.empty()) {

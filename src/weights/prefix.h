@@ -19,6 +19,16 @@ using Selection = std::vector<std::pair<std::string, const StateDict::Item*>>;
 /// the prefix, or two names are equal once stripped.
 Selection select(const StateDict& from, const std::string& prefix, const StateDict& wanted);
 
+/// The two ways of `select`: `prefix` (no final dot) against full names, and against names without wrappers.
+Selection select_full(const StateDict& from, const std::string& prefix);
+Selection select_stripped(const StateDict& from, const std::string& prefix);
+
+/// Throws a `c10::ValueError` that begins with `caller` when two names of `selection` are equal.
+void check_unique(const Selection& selection, const char* caller);
+
+/// `prefix` as it is matched.
+std::string without_final_dot(const std::string& prefix);
+
 /// `name` without `_orig_mod` components (torch.compile) and without leading `module` components
 /// (DataParallel).
 std::string strip_wrappers(const std::string& name);
