@@ -61,6 +61,7 @@ struct MHA_EXPORT ReferenceCase {
   std::optional<double> tolerance;
   std::string weights_file;
   std::string prefix;
+  std::string layout;                                   ///< of the weights file; empty: the lesson's names
   std::map<std::string, std::vector<int64_t>> strides;  ///< by input name
   StateDict tensors;                                    ///< all tensors, by their names in the file
 };
@@ -72,6 +73,7 @@ MHA_EXPORT ReferenceCase read_case(const std::filesystem::path& path);
 struct MHA_EXPORT VerifyOptions {
   std::filesystem::path weights;        ///< read the weights from here instead
   std::optional<std::string> prefix;    ///< of the weights' names
+  std::string layout;                   ///< of the weights, a name or auto; empty: the case's
   std::optional<int64_t> num_heads;     ///< instead of the case's
   std::optional<torch::Device> device;  ///< instead of the case's
   std::optional<int> num_threads;       ///< instead of the case's

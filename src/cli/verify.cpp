@@ -8,6 +8,7 @@
 #include "cli/report_table.h"
 #include "mha/error.h"
 #include "mha/parity.h"
+#include "mha/weights.h"
 
 namespace mha::cli {
 namespace {
@@ -17,6 +18,7 @@ struct VerifyArguments {
   std::vector<std::string> cases;
   std::string weights;
   std::optional<std::string> prefix;
+  std::string layout;
   std::string engine = "lesson";
   std::string device;
   std::string require;
@@ -29,6 +31,7 @@ parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
   parity::VerifyOptions options;
   options.weights = arguments.weights;
   options.prefix = arguments.prefix;
+  options.layout = arguments.layout;
   if (arguments.num_heads > 0) {
     options.num_heads = arguments.num_heads;
   }
@@ -98,6 +101,12 @@ void add_verify(CLI::App& app, int& exit_status) {
       ->check(not_empty)
       ->type_name("FILE");
   command->add_option("--prefix", arguments->prefix, "Prefix of the weights' names, e.g. encoder.0.attn.");
+  auto layouts = layout_names();
+  layouts.insert(layouts.begin(), "auto");
+  command
+      ->add_option("--layout", arguments->layout, "How the weights are named and packed, e.g. bert; or auto")
+      ->check(CLI::IsMember(layouts))
+      ->type_name("NAME");
   command->add_option("--num-heads", arguments->num_heads, "Number of heads instead of the case's")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_option("--engine", arguments->engine, "What computes: lesson")

@@ -187,6 +187,19 @@ void check_tensors(const ReferenceCase& reference) {
   }
 }
 
+/// Empty, auto or a layout that is known.
+void check_layout(const Metadata& metadata, const std::string& layout) {
+  const auto names = layout_names();
+  if (layout.empty() || layout == "auto" || std::find(names.begin(), names.end(), layout) != names.end()) {
+    return;
+  }
+  std::string expected = "auto";
+  for (const auto& name : names) {
+    expected += ", " + name;
+  }
+  metadata.fail("layout", expected, quote(layout));
+}
+
 }  // namespace
 
 ReferenceCase read_case(const std::filesystem::path& path) {
@@ -244,10 +257,8 @@ ReferenceCase read_case(const std::filesystem::path& path) {
   }
   reference.weights_file = metadata.text("weights_file");
   reference.prefix = metadata.text("prefix");
-  const auto layout = metadata.text("layout");
-  if (!layout.empty() && layout != "lesson") {
-    metadata.fail("layout", "\"lesson\"", quote(layout));
-  }
+  reference.layout = metadata.text("layout");
+  check_layout(metadata, reference.layout);
   for (const auto name : input_names) {
     const auto key = "strides/inputs/" + std::string(name);
     const auto value = metadata.text(key);

@@ -114,17 +114,19 @@ class Verification {
     report_.bits_required = requirement_ == Requirement::bit_exact;
   }
 
-  /// The weights, the prefix under which they are found, and the file they come from.
+  /// The weights, the prefix and layout under which they are found, and the file they come from.
   struct Weights {
     StateDict tensors;
     std::string prefix;
+    std::string layout;
     std::filesystem::path file;
   };
 
   Weights read_case_weights() const {
     const auto prefix = options_.prefix.value_or(reference_.prefix);
+    const auto layout = options_.layout.empty() ? reference_.layout : options_.layout;
     if (!options_.weights.empty()) {
-      return {read_weights(options_.weights), prefix, options_.weights};
+      return {read_weights(options_.weights), prefix, layout, options_.weights};
     }
     StateDict own;
     for (const auto& item : reference_.tensors) {
@@ -134,13 +136,13 @@ class Verification {
       }
     }
     if (!own.is_empty()) {
-      return {own, options_.prefix.value_or(""), reference_.path};
+      return {own, options_.prefix.value_or(""), options_.layout, reference_.path};
     }
     if (reference_.weights_file.empty()) {
       fail("expected tensors weights/..., metadata \"weights_file\" or --weights, found none of them");
     }
     const auto file = reference_.path.parent_path() / reference_.weights_file;
-    return {read_weights(file), prefix, file};
+    return {read_weights(file), prefix, layout, file};
   }
 
   MultiHeadAttention make_module() {
@@ -158,16 +160,17 @@ class Verification {
     if (reference_.init_seed) {
       torch::manual_seed(*reference_.init_seed);
     }
+    const auto num_heads = options_.num_heads.value_or(reference_.num_heads);
     auto module = MultiHeadAttention(
-        MultiHeadAttentionOptions(reference_.d_model, options_.num_heads.value_or(reference_.num_heads))
-            .dropout(reference_.dropout));
+        MultiHeadAttentionOptions(reference_.d_model, num_heads).dropout(reference_.dropout));
     module->to(device_, reference_.dtype);
     StateDict fresh;
     for (const auto& item : state_dict(*module)) {
       fresh.insert(item.key(), item.value().clone());
     }
     try {
-      load_state_dict(*module, weights.tensors, {.prefix = weights.prefix});
+      load_state_dict(*module, weights.tensors,
+                      {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads}, &layout_);
     } catch (const c10::Error& error) {
       throw Error(show(weights.file) + ": " + error.what_without_backtrace());
     }
@@ -187,6 +190,10 @@ class Verification {
          << c10::getDtypeNames(reference_.dtype).first << ", " << report_.environment.device << ", "
          << report_.environment.num_threads
          << (report_.environment.num_threads == 1 ? " thread" : " threads");
+    if (!layout_.layout.empty()) {
+      text << "; layout " << layout_.layout << ", other names ignored: " << layout_.ignored.size()
+           << (layout_.caveat.empty() ? "" : "; ") << layout_.caveat;
+    }
     report_.description = text.str();
   }
 
@@ -330,6 +337,7 @@ class Verification {
   torch::Device device_;
   PlainModeGuard plain_mode_;
   ThreadsGuard threads_;
+  LayoutReport layout_;
   Requirement requirement_ = Requirement::bit_exact;
   std::map<std::string, double> scales_;  // of the forward pass, by tensor name; see Rule::scale
   double largest_gradient_ = 0;

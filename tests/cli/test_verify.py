@@ -316,6 +316,25 @@ def test_weights_under_a_prefix(mha, eval_case, edited, write, tmp_path, stored,
     assert run.status == 0 and "\nverdict: bit-exact " in run.report()
 
 
+@pytest.mark.parametrize("layout", ["pytorch", "auto"])
+def test_weights_in_another_layout(mha, eval_case, edited, write, tmp_path, layout):
+    ours = eval_case.weights()
+    theirs = {f"attn.out_proj.{kind}": ours[f"W_o.{kind}"] for kind in ("weight", "bias")}
+    for kind in ("weight", "bias"):
+        theirs[f"attn.in_proj_{kind}"] = torch.cat([ours[f"{layer}.{kind}"] for layer in ("W_q", "W_k", "W_v")])
+    weights = write(tmp_path / "weights.safetensors", theirs | {"attn.norm.weight": ours["W_o.bias"]})
+    case = edited(eval_case, without="weights/")
+    run = mha("verify", case, "--weights", weights, "--prefix", "attn", "--layout", layout)
+    assert run.status == 0 and "\nverdict: bit-exact " in run.report()
+    assert "; layout pytorch, other names ignored: 1\n" in run.report()
+
+
+def test_a_layout_that_is_not_the_weights(mha, eval_case):
+    error = mha("verify", eval_case.path, "--layout", "bert").error()
+    assert 'layout "bert": expected "self.query.weight"' in error and '"" (lesson)' in error
+    assert "--layout" in mha("verify", eval_case.path, "--layout", "nonsense").error()
+
+
 def test_weights_override_those_of_the_case(mha, eval_case, write, tmp_path):
     weights = eval_case.weights()
     transposed = write(tmp_path / "w.safetensors", weights | {"W_k.weight": weights["W_k.weight"].t()})

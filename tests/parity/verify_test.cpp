@@ -275,6 +275,53 @@ TEST_CASE("weights come from the case, from a file beside it, or from an option,
                                "\"decoder\""));
 }
 
+TEST_CASE("weights in another layout, by option or by the case's metadata") {
+  const TemporaryFolder folder;
+  auto builder = make_case();
+  mha::StateDict lesson;
+  for (const auto& name : builder.tensors.keys()) {
+    if (name.starts_with("weights/")) {
+      lesson.insert(name.substr(8), builder.tensors[name]);
+      builder.tensors.erase(name);
+    }
+  }
+  // 3 heads of 4, head by head: the number of heads comes from the case.
+  mha::StateDict weights;
+  for (const std::string kind : {"weight", "bias"}) {
+    std::vector<torch::Tensor> rows;
+    for (int head = 0; head < 3; ++head) {
+      for (const char* layer : {"W_q.", "W_k.", "W_v."}) {
+        rows.push_back(lesson[layer + kind].narrow(0, head * 4, 4));
+      }
+    }
+    weights.insert("layers.0.attention.query_key_value." + kind, torch::cat(rows));
+    weights.insert("layers.0.attention.dense." + kind, lesson["W_o." + kind]);
+  }
+  weights.insert("layers.0.attention.rotary_emb.inv_freq", torch::ones({2}));
+  mha::write_weights(folder / "weights.safetensors", weights);
+  builder.metadata["weights_file"] = "weights.safetensors";
+  builder.metadata["prefix"] = "layers.0.attention";
+  const auto verify = [&](const VerifyOptions& options = {}) {
+    mha::write_weights(folder / "case.safetensors", builder.tensors, builder.metadata);
+    return mha::parity::verify(mha::parity::read_case(folder / "case.safetensors"), options);
+  };
+
+  CHECK_THAT(mha::testing::error_of<mha::Error>([&] { verify(); }),
+             ContainsSubstring("missing \"W_q.weight\""));
+  VerifyOptions options;
+  options.layout = "auto";
+  const auto report = verify(options);
+  CHECK(report.verdict == Verdict::bit_exact);
+  CHECK_THAT(report.description,
+             ContainsSubstring("; layout gpt-neox, other names ignored: 1; projections only: "));
+  builder.metadata["layout"] = "gpt-neox";
+  CHECK(verify().verdict == Verdict::bit_exact);
+  options.layout = "bert";
+  CHECK_THAT(
+      mha::testing::error_of<mha::Error>([&] { verify(options); }),
+      ContainsSubstring("weights.safetensors: to_lesson: layout \"bert\": expected \"self.query.weight\""));
+}
+
 TEST_CASE("a prefix given for the case's own weights is not ignored") {
   VerifyOptions options;
   options.prefix = "nonsense";
