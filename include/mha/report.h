@@ -77,6 +77,7 @@ struct MHA_EXPORT CaseReport {
   std::string name;
   std::string engine;
   std::string description;  ///< the module and how it ran, for people
+  std::string weights;      ///< where its weights are from, for people; empty: the case itself
   Verdict verdict = Verdict::not_comparable;
   bool bits_required = false;
   Environment environment;               ///< of this run

@@ -52,6 +52,7 @@ ordered_json case_json(const CaseReport& report) {
   ordered_json json;
   json["case"] = report.name;
   json["engine"] = report.engine;
+  json["weights"] = report.weights;
   json["verdict"] = parity::verdict_text(report.verdict);
   json["required"] = report.bits_required ? "bit-exact" : "tolerance";
   json["environment"] = {{"torch_version", report.environment.torch_version},

@@ -123,6 +123,9 @@ std::string report_text(const CaseReport& report, bool color) {
   std::string text = fmt::format("case         {}\n", escape(report.name, std::string::npos));
   if (!report.description.empty()) {
     text += fmt::format("module       {}\n", report.description);
+    if (!report.weights.empty()) {
+      text += fmt::format("weights      {}\n", escape(report.weights, std::string::npos));
+    }
     text += fmt::format(
         "environment  LibTorch {}, {}: ", report.environment.torch_version,
         report.environment.cpu_model.empty() ? "unknown processor" : report.environment.cpu_model);

@@ -54,7 +54,7 @@ Tensor join_heads(const Tensor& split) {
 }
 
 /// Dropout leaves exact zeros; a softmax does only where it underflows or is masked, in the same places here.
-std::string dropout_cause(const ReferenceCase& reference, const Tensor& expected) {
+std::string dropout_cause(const ReferenceCase& reference, const Tensor& expected, torch::Device device) {
   const auto* softmax = reference.tensors.find("steps/softmax");
   if (softmax == nullptr) {
     return "";
@@ -63,11 +63,17 @@ std::string dropout_cause(const ReferenceCase& reference, const Tensor& expected
   if (!reference.train && dropped) {
     return "the reference applied dropout: eval() was forgotten when it was computed";
   }
-  if (reference.train && reference.dropout > 0) {
-    return dropped ? "another dropout pattern: the seed must be set just before forward"
-                   : "the reference applied no dropout: it ran in eval mode";
+  if (!reference.train || reference.dropout == 0) {
+    return "";
   }
-  return "";
+  if (!dropped) {
+    return "the reference applied no dropout: it ran in eval mode";
+  }
+  const auto here = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  return here == reference.environment.device
+             ? "another dropout pattern: the seed must be set just before forward"
+             : "another dropout pattern: " + here + " draws other random numbers than " +
+                   reference.environment.device;
 }
 
 std::string mask_cause(const ReferenceCase& reference, const CaseInputs& inputs, const Tensor& expected,
@@ -98,7 +104,7 @@ std::string shown_cause(const ReferenceCase& reference, const CaseInputs& inputs
     return mask_cause(reference, inputs, expected, first);
   }
   if (name == "steps/attention_weights" || name == "outputs/attention_weights") {
-    return dropout_cause(reference, expected);
+    return dropout_cause(reference, expected, inputs.query.device());
   }
   const auto* context = reference.tensors.find("steps/context");
   if (name == "outputs/output" && context != nullptr) {

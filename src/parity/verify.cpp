@@ -174,6 +174,7 @@ class Verification {
     } catch (const c10::Error& error) {
       throw Error(show(weights.file) + ": " + error.what_without_backtrace());
     }
+    describe(weights);
     if (reference_.init_seed) {
       for (const auto& item : state_dict(*module)) {
         add("init/" + item.key(), fresh[item.key()], item.value());
@@ -190,11 +191,18 @@ class Verification {
          << c10::getDtypeNames(reference_.dtype).first << ", " << report_.environment.device << ", "
          << report_.environment.num_threads
          << (report_.environment.num_threads == 1 ? " thread" : " threads");
-    if (!layout_.layout.empty()) {
-      text << "; layout " << layout_.layout << ", other names ignored: " << layout_.ignored.size()
-           << (layout_.caveat.empty() ? "" : "; ") << layout_.caveat;
-    }
     report_.description = text.str();
+  }
+
+  void describe(const Weights& weights) {
+    if (weights.file != reference_.path) {
+      report_.weights = show(weights.file);
+    }
+    if (!layout_.layout.empty()) {
+      report_.weights += (report_.weights.empty() ? "layout " : ", layout ") + layout_.layout +
+                         ", other names ignored: " + std::to_string(layout_.ignored.size()) +
+                         (layout_.caveat.empty() ? "" : "; ") + layout_.caveat;
+    }
   }
 
   AttentionSteps run_forward(MultiHeadAttention& module, const CaseInputs& inputs) const {

@@ -168,9 +168,8 @@ std::string other_packed_widths(const Layout& layout, const Names& names) {
     return "";
   }
   if (square && packed.out % 2 == 0 && packed.out / 2 == packed.in) {
-    return "a packed weight of two parts (key and value of a cross-attention whose query is elsewhere, or "
-           "grouped "
-           "key/value heads), where the lesson's has three";
+    return "a packed weight of two parts (key and value of a cross-attention whose query is elsewhere, "
+           "or grouped key/value heads), where the lesson's has three";
   }
   if (square && packed.out > packed.in && packed.out / parts < packed.in &&
       (packed.out - packed.in) % 2 == 0) {
@@ -353,9 +352,9 @@ std::array<Projection, 4> projections(const Layout& layout, const Names& names, 
     }
   }
   if (layout.unscaled) {
-    const auto d_k = static_cast<double>(result[0].weight.size(0) / num_heads);
-    result[0] = {.weight = scaled(result[0].weight, std::sqrt(d_k)),
-                 .bias = scaled(result[0].bias, std::sqrt(d_k))};
+    const int64_t d_k = result[0].weight.size(0) / num_heads;
+    const double factor = std::sqrt(static_cast<double>(d_k));
+    result[0] = {.weight = scaled(result[0].weight, factor), .bias = scaled(result[0].bias, factor)};
   }
   return result;
 }

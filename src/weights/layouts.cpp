@@ -9,9 +9,8 @@ namespace mha::weights {
 namespace {
 
 constexpr std::string_view kRotary =
-    "projections only: the model rotates query and key by position (rotary embedding) and may attend within "
-    "a "
-    "sliding window";
+    "projections only: the model rotates query and key by position (rotary embedding) and may attend "
+    "within a sliding window";
 
 constexpr std::array kLayouts{
     Layout{.name = "lesson", .query = "W_q.*", .key = "W_k.*", .value = "W_v.*", .output = "W_o.*"},

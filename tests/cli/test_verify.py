@@ -326,7 +326,7 @@ def test_weights_in_another_layout(mha, eval_case, edited, write, tmp_path, layo
     case = edited(eval_case, without="weights/")
     run = mha("verify", case, "--weights", weights, "--prefix", "attn", "--layout", layout)
     assert run.status == 0 and "\nverdict: bit-exact " in run.report()
-    assert "; layout pytorch, other names ignored: 1\n" in run.report()
+    assert f"weights      {weights}, layout pytorch, other names ignored: 1\n" in run.report()
 
 
 def test_a_layout_that_is_not_the_weights(mha, eval_case):

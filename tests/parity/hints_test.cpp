@@ -76,7 +76,13 @@ TEST_CASE("hints name the usual cause") {
   CHECK_THAT(hint(no_dropout), ContainsSubstring("it ran in eval mode"));
   auto other_seed = training;
   other_seed.metadata["seed"] = "5";
-  CHECK_THAT(hint(other_seed), ContainsSubstring("another dropout pattern"));
+  CHECK_THAT(hint(other_seed), ContainsSubstring("another dropout pattern: the seed"));
+  auto other_device = other_seed;
+  other_device.metadata["device"] = "cuda";
+  parity::VerifyOptions on_cpu;
+  on_cpu.device = torch::kCPU;
+  CHECK_THAT(other_device.verify(on_cpu).first_divergence.value().hint,
+             ContainsSubstring("cpu draws other random numbers than cuda"));
   auto other_cotangent = training;
   other_cotangent.set("grad_outputs/output", training.tensors["grad_outputs/output"] * 2);
   CHECK_THAT(hint(other_cotangent), ContainsSubstring("the forward pass agrees"));
