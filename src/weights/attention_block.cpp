@@ -314,8 +314,8 @@ std::array<Projection, 4> projections(const Layout& layout, const Names& names, 
     }
   }
   if (layout.unscaled) {
-    const auto d_k = static_cast<double>(result[0].weight.size(0) / num_heads);
-    result[0].weight = scaled(result[0].weight, std::sqrt(d_k));
+    const int64_t d_k = result[0].weight.size(0) / num_heads;
+    result[0].weight = scaled(result[0].weight, std::sqrt(static_cast<double>(d_k)));
   }
   return result;
 }

@@ -111,6 +111,7 @@ const Layout& choose(const StateDict& state_dict, const std::string& prefix, std
   TORCH_CHECK_VALUE(!matches.empty(), "to_lesson: expected the weights of an attention block",
                     where.empty() ? " without a prefix" : where, ", ", hint(state_dict));
   std::vector<std::string> candidates;
+  candidates.reserve(matches.size());
   for (const Match& each : matches) {
     candidates.push_back(in_layout(*each.layout) + (each.problem.empty() ? "" : ": " + each.problem));
   }
