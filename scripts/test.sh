@@ -2,6 +2,7 @@
 # Everything that is tested: the C++ tests and the exporter's grid through CTest, then the Python and command-line tests.
 set -euo pipefail
 . "$(dirname "$0")/setup.sh"
+install_models_for_tests
 
 build release all
 

@@ -103,7 +103,8 @@ struct MHA_EXPORT LoadOptions {
 /// | meta-llama | `wq.*`, `wk.*`, `wv.*`; `wo.*` | LLaMA as Meta publishes it |
 /// | torchtune | `q_proj.*`, `k_proj.*`, `v_proj.*`; `output_proj.*` | torchtune |
 /// | bart | `q_proj.*`, `k_proj.*`, `v_proj.*`; `out_proj.*` | BART, Whisper, CLIP, OPT |
-/// | t5 | `q.*`, `k.*`, `v.*`; `o.*`; no 1/sqrt(d_k) | T5 |
+/// | t5 | `q.*`, `k.*`, `v.*`; `o.*`; no bias, no 1/sqrt(d_k) | T5 |
+/// | mpnet | `q.*`, `k.*`, `v.*`; `o.*`; with biases | MPNet |
 /// | gpt-neox | `query_key_value.*` as (num_heads, 3, d_k); `dense.*` | GPT-NeoX, Pythia, BLOOM |
 /// | x-transformers | `to_q.*`, `to_k.*`, `to_v.*`; `to_out.*` | x-transformers |
 /// | diffusers | `to_q.*`, `to_k.*`, `to_v.*`; `to_out.0.*` | diffusers |
@@ -125,7 +126,10 @@ struct MHA_EXPORT LayoutReport {
 /// ones. A missing bias is zero. Other names under the prefix are ignored (LayerNorm, GPT-2's buffer `bias`,
 /// ...), but those that tell of more maths are in the report's caveat.
 ///
-/// For `t5`, W_q and its bias are multiplied by sqrt(d_k), computed in float64 and rounded once.
+/// For `t5`, W_q is multiplied by sqrt(d_k), computed in float64 and rounded once.
+///
+/// Names cannot tell everything: block-sparse or approximated attention (BigBird, Nystromformer, MRA, YOSO),
+/// windows (Swin, Hiera) and Nezha's relative positions may leave no tensor. A reference case does tell.
 ///
 /// Throws `c10::ValueError` when no layout or more than one fits, and when the block cannot be the lesson's
 /// module: grouped key/value heads, other widths than d_model, `add_bias_kv`, adapters, quantised weights.

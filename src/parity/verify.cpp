@@ -145,8 +145,33 @@ class Verification {
     return {read_weights(file), prefix, layout, file};
   }
 
+  /// The case's weights by the lesson's names if they have a layout, else as they stand.
+  Weights prepare_weights(int64_t num_heads) {
+    auto weights = read_case_weights();
+    if (!weights.layout.empty()) {
+      naming(weights.file, [&] {
+        weights.tensors = to_lesson(
+            weights.tensors, {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads},
+            &layout_);
+      });
+      weights.prefix.clear();
+    }
+    return weights;
+  }
+
+  /// Calls `use`, and has its errors begin with the file that is used.
+  template <typename Use>
+  static void naming(const std::filesystem::path& file, const Use& use) {
+    try {
+      use();
+    } catch (const c10::Error& error) {
+      throw Error(show(file) + ": " + error.what_without_backtrace());
+    }
+  }
+
   MultiHeadAttention make_module() {
-    const auto weights = read_case_weights();
+    const auto num_heads = options_.num_heads.value_or(reference_.num_heads);
+    const auto weights = prepare_weights(num_heads);
     // A module is only as large as the weights that fill it, whatever the metadata claims.
     int64_t elements = 0;
     for (const auto& item : weights.tensors) {
@@ -160,7 +185,6 @@ class Verification {
     if (reference_.init_seed) {
       torch::manual_seed(*reference_.init_seed);
     }
-    const auto num_heads = options_.num_heads.value_or(reference_.num_heads);
     auto module = MultiHeadAttention(
         MultiHeadAttentionOptions(reference_.d_model, num_heads).dropout(reference_.dropout));
     module->to(device_, reference_.dtype);
@@ -168,12 +192,7 @@ class Verification {
     for (const auto& item : state_dict(*module)) {
       fresh.insert(item.key(), item.value().clone());
     }
-    try {
-      load_state_dict(*module, weights.tensors,
-                      {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads}, &layout_);
-    } catch (const c10::Error& error) {
-      throw Error(show(weights.file) + ": " + error.what_without_backtrace());
-    }
+    naming(weights.file, [&] { load_state_dict(*module, weights.tensors, {.prefix = weights.prefix}); });
     describe(weights);
     if (reference_.init_seed) {
       for (const auto& item : state_dict(*module)) {

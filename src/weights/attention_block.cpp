@@ -19,67 +19,22 @@ using at::Tensor;
 
 constexpr std::size_t kParts = 3;  // query, key and value, in this order
 
-/// A name beside the projections that tells of more than the lesson computes.
+/// A name in the block that rules the lesson out.
 struct Sign {
   std::string_view name;
   std::string_view what;
 };
 
-constexpr std::string_view kNormalised = "the model normalises query and key, which is left out";
-constexpr std::string_view kRelative = "the model adds a relative position bias, which is left out";
+constexpr std::string_view kAddedKey =
+    "a learned key and value added to every sequence (add_bias_kv), which the lesson has not";
+constexpr std::string_view kBiasApart =
+    "biases kept apart from their layers (q_bias, v_bias, dense_bias), which no layout here has";
 
-// Components of dotted names.
-constexpr std::array kMore{
-    Sign{"q_norm", kNormalised},
-    Sign{"k_norm", kNormalised},
-    Sign{"norm_q", kNormalised},
-    Sign{"norm_k", kNormalised},
-    Sign{"query_norm", kNormalised},
-    Sign{"key_norm", kNormalised},
-    Sign{"q_layernorm", kNormalised},
-    Sign{"k_layernorm", kNormalised},
-    Sign{"query_layernorm", kNormalised},
-    Sign{"key_layernorm", kNormalised},
-    Sign{"qk_norm_q_scale", kNormalised},
-    Sign{"qk_norm_k_scale", kNormalised},
-    Sign{"distance_embedding", kRelative},
-    Sign{"relative_position_bias_table", kRelative},
-    Sign{"rel_pos_h", kRelative},
-    Sign{"group_norm", "the model normalises its input first, which is left out"},
-    Sign{"sinks", "the model adds a learned sink to its softmax, which is left out"},
-};
-
-// Whole names.
+// Components of names.
 constexpr std::array kNever{
-    Sign{"bias_k", "a learned key and value added to every sequence (add_bias_kv), which the lesson has not"},
-    Sign{"bias_v", "a learned key and value added to every sequence (add_bias_kv), which the lesson has not"},
-    Sign{"q_bias", "biases kept apart from their layers (q_bias, v_bias), which no layout here has"},
-    Sign{"v_bias", "biases kept apart from their layers (q_bias, v_bias), which no layout here has"},
+    Sign{"bias_k", kAddedKey},  Sign{"bias_v", kAddedKey},      Sign{"q_bias", kBiasApart},
+    Sign{"v_bias", kBiasApart}, Sign{"dense_bias", kBiasApart},
 };
-
-bool has_component(std::string_view name, std::string_view component) {
-  for (std::size_t begin = 0; begin <= name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    if (name.substr(begin, end - begin) == component) {
-      return true;
-    }
-    begin = end + 1;
-  }
-  return false;
-}
-
-/// What the names tell by `kMore`, each sentence once.
-std::vector<std::string_view> more_than_the_lesson(const Names& names) {
-  std::vector<std::string_view> sentences;
-  for (const Sign& sign : kMore) {
-    const bool there = std::any_of(names.begin(), names.end(),
-                                   [&](const auto& each) { return has_component(each.first, sign.name); });
-    if (there && std::find(sentences.begin(), sentences.end(), sign.what) == sentences.end()) {
-      sentences.push_back(sign.what);
-    }
-  }
-  return sentences;
-}
 
 Tensor find(const Names& names, const std::string& name) {
   const auto found = names.find(name);
@@ -254,7 +209,7 @@ std::string problem(const Layout& layout, const Names& names) {
     return why;
   }
   for (const Sign& sign : kNever) {
-    if (names.contains(sign.name)) {
+    if (has_component_among(names, sign.name)) {
       return "found " + std::string(sign.what);
     }
   }
@@ -278,12 +233,32 @@ Tensor part(const Tensor& packed, Packing packing, int64_t index, int64_t num_he
 
 /// Multiplied in float64, so that only the result is rounded.
 Tensor scaled(const Tensor& tensor, double factor) {
-  return tensor.defined() ? tensor.to(at::kDouble).mul(factor).to(tensor.scalar_type()) : tensor;
+  return tensor.to(at::kDouble).mul(factor).to(tensor.scalar_type());
 }
 
 }  // namespace
 
+bool has_component(std::string_view name, std::string_view component) {
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    if (name.substr(begin, end - begin) == component) {
+      return true;
+    }
+    begin = end + 1;
+  }
+  return false;
+}
+
+bool has_component_among(const Names& names, std::string_view component) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const auto& each) { return has_component(each.first, component); });
+}
+
 bool has_weights(const Layout& layout, const Names& names) {
+  if (layout.query_bias != QueryBias::any &&
+      names.contains(bias_name(layout.query)) != (layout.query_bias == QueryBias::always)) {
+    return false;
+  }
   const std::vector<std::string_view> all = patterns(layout);
   return std::all_of(all.begin(), all.end(),
                      [&](std::string_view pattern) { return names.contains(weight_name(pattern)); });
@@ -306,20 +281,6 @@ std::vector<Match> match(const Names& names, std::span<const Layout> rows) {
 int64_t d_model(const Layout& layout, const Names& names) {
   const bool is_matrix = unusable(names, weight_name(layout.output), 2).empty();
   return is_matrix ? width(layout, names, layout.output).out : 0;
-}
-
-std::string caveat(const Layout& layout, const Names& names) {
-  std::string text(layout.caveat);
-  const auto add = [&text](std::string_view more) {
-    text += (text.empty() || more.empty() ? "" : "; ") + std::string(more);
-  };
-  if (!names.contains(bias_name(layout.query))) {
-    add(layout.caveat_without_query_bias);
-  }
-  for (const std::string_view more : more_than_the_lesson(names)) {
-    add(more);
-  }
-  return text;
 }
 
 std::array<Projection, 4> projections(const Layout& layout, const Names& names, int64_t num_heads) {
@@ -353,8 +314,7 @@ std::array<Projection, 4> projections(const Layout& layout, const Names& names, 
   }
   if (layout.unscaled) {
     const int64_t d_k = result[0].weight.size(0) / num_heads;
-    const double factor = std::sqrt(static_cast<double>(d_k));
-    result[0] = {.weight = scaled(result[0].weight, factor), .bias = scaled(result[0].bias, factor)};
+    result[0].weight = scaled(result[0].weight, std::sqrt(static_cast<double>(d_k)));
   }
   return result;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mha/state_dict.h"
@@ -28,14 +29,17 @@ struct Match {
 /// may be shared, shapes tell then.
 std::vector<Match> match(const Names& names, std::span<const Layout> rows);
 
-/// Whether the name of every weight of `layout` is there.
+/// Whether `name` has `component` between its dots.
+bool has_component(std::string_view name, std::string_view component);
+
+/// The same of any of `names`.
+bool has_component_among(const Names& names, std::string_view component);
+
+/// Whether the name of every weight of `layout` is there, and query's bias as it must be.
 bool has_weights(const Layout& layout, const Names& names);
 
 /// The width of the block's output; 0 when its weight is not a matrix.
 int64_t d_model(const Layout& layout, const Names& names);
-
-/// What the model does more than the lesson, from the row and from further names; empty: nothing known.
-std::string caveat(const Layout& layout, const Names& names);
 
 /// The four projections in the lesson's order; an absent bias is undefined.
 struct Projection {

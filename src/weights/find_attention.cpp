@@ -6,6 +6,7 @@
 
 #include "mha/weights.h"
 #include "weights/attention_block.h"
+#include "weights/caveat.h"
 #include "weights/layouts.h"
 #include "weights/prefix.h"
 
@@ -24,7 +25,8 @@ bool ends_in(std::string_view name, std::string_view ending) {
 /// Looks for blocks among names, each place once.
 class Search {
  public:
-  Search(const Names& all, std::vector<AttentionBlock>& blocks) : all_(all), blocks_(blocks) {
+  Search(const Names& all, const weights::AllNames& around, std::vector<AttentionBlock>& blocks)
+      : all_(all), around_(around), blocks_(blocks) {
     for (const Layout& layout : weights::layouts()) {
       outputs_.push_back(weights::weight_name(layout.output));
     }
@@ -63,12 +65,13 @@ class Search {
       blocks_.push_back({.prefix = weights::without_final_dot(prefix),
                          .layout = std::string(match.layout->name),
                          .d_model = weights::d_model(*match.layout, names),
-                         .caveat = weights::caveat(*match.layout, names),
+                         .caveat = weights::caveat(*match.layout, names, prefix, around_),
                          .problem = match.problem});
     }
   }
 
   const Names& all_;
+  const weights::AllNames& around_;
   std::vector<AttentionBlock>& blocks_;
   std::vector<std::string> outputs_;  // one a layout
 };
@@ -93,7 +96,8 @@ std::vector<AttentionBlock> find_attention(const StateDict& state_dict) {
   }
   std::vector<AttentionBlock> blocks;
   std::set<std::string> seen;
-  Search by_full(full, blocks);
+  const weights::AllNames around = weights::names_without_wrappers(state_dict);
+  Search by_full(full, around, blocks);
   for (const StateDict::Item& item : state_dict) {
     by_full.look(item.key(), seen);
   }
@@ -103,7 +107,7 @@ std::vector<AttentionBlock> find_attention(const StateDict& state_dict) {
     for (const std::string& prefix : seen) {
       seen_stripped.insert(weights::strip_wrappers(prefix));
     }
-    Search by_stripped(stripped, blocks);
+    Search by_stripped(stripped, around, blocks);
     for (const StateDict::Item& item : state_dict) {
       by_stripped.look(weights::strip_wrappers(item.key()), seen_stripped);
     }

@@ -80,10 +80,17 @@ constexpr std::array kLayouts{
            .key = "k.*",
            .value = "v.*",
            .output = "o.*",
+           .query_bias = QueryBias::never,
            .unscaled = true,
            .caveat =
-               "projections only: W_q and its bias are multiplied by sqrt(d_k), since T5 does not divide "
-               "its scores by it; T5's relative position bias is left out"},
+               "projections only: W_q is multiplied by sqrt(d_k), since T5 does not divide its scores by "
+               "it; T5's relative position bias is left out"},
+    Layout{.name = "mpnet",
+           .query = "q.*",
+           .key = "k.*",
+           .value = "v.*",
+           .output = "o.*",
+           .query_bias = QueryBias::always},
     Layout{.name = "gpt-neox",
            .packing = Packing::interleaved,
            .query = "query_key_value.*",

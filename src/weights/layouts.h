@@ -16,6 +16,9 @@ enum class Packing : std::uint8_t {
   interleaved,  ///< one matrix, head by head: (num_heads, 3, d_k, d_model) as (3 * d_model, d_model)
 };
 
+/// Whether a layout's query has a bias: that alone tells some layouts apart.
+enum class QueryBias : std::uint8_t { any, never, always };
+
 /// A row of the table. In the patterns, `*` stands for `weight` and for `bias`.
 struct Layout {
   std::string_view name;
@@ -26,8 +29,9 @@ struct Layout {
   std::string_view output;
   std::string_view stacked_bias = {};  ///< holds the three biases although the weights are separate
   bool transposed = false;             ///< weights are (in, out), as in GPT-2's Conv1D
-  bool unscaled = false;               ///< the model does not divide its scores by sqrt(d_k)
-  std::string_view caveat = {};        ///< what the model does more than the lesson, in one line
+  QueryBias query_bias = QueryBias::any;
+  bool unscaled = false;         ///< scores are not divided by sqrt(d_k); query has no bias
+  std::string_view caveat = {};  ///< what the model does more than the lesson, in one line
   std::string_view caveat_without_query_bias = {};  ///< the same, where query has no bias
 };
 

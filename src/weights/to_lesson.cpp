@@ -11,6 +11,7 @@
 #include "mha/weights.h"
 #include "support/quote.h"
 #include "weights/attention_block.h"
+#include "weights/caveat.h"
 #include "weights/layouts.h"
 #include "weights/prefix.h"
 
@@ -110,6 +111,7 @@ const Layout& choose(const StateDict& state_dict, const std::string& prefix, std
   TORCH_CHECK_VALUE(!matches.empty(), "to_lesson: expected the weights of an attention block",
                     where.empty() ? " without a prefix" : where, ", ", hint(state_dict));
   std::vector<std::string> candidates;
+  candidates.reserve(matches.size());
   for (const Match& each : matches) {
     candidates.push_back(in_layout(*each.layout) + (each.problem.empty() ? "" : ": " + each.problem));
   }
@@ -162,10 +164,11 @@ StateDict to_lesson(const StateDict& state_dict, const LoadOptions& options, Lay
   const Layout& layout = choose(state_dict, prefix, rows, matches);
   check_num_heads(layout, options, weights::d_model(layout, names));
 
-  LayoutReport found{.layout = std::string(layout.name),
-                     .caveat = weights::caveat(layout, names),
-                     .zero_biases = {},
-                     .ignored = ignored(layout, names)};
+  LayoutReport found{
+      .layout = std::string(layout.name),
+      .caveat = weights::caveat(layout, names, prefix, weights::names_without_wrappers(state_dict)),
+      .zero_biases = {},
+      .ignored = ignored(layout, names)};
   const c10::NoGradGuard no_grad;
   StateDict result;
   const auto projections = weights::projections(layout, names, options.num_heads.value_or(1));

@@ -58,6 +58,10 @@ TEST_CASE("layouts: what cannot be the lesson's module says what it is", "[weigh
   CHECK_THAT(message_for("timm", {{"proj.weight", zeros(48, 12)}}), ContainsSubstring(other));
   CHECK_THAT(message_for("pytorch", {{"bias_k", at::zeros({1, 1, 12})}}), ContainsSubstring("add_bias_kv"));
   CHECK_THAT(message_for("timm", {{"q_bias", at::zeros({12})}}), ContainsSubstring("biases kept apart"));
+  CHECK_THAT(message_for("hf-vit", {{"attention.v_bias", at::zeros({12})}}),
+             ContainsSubstring("biases kept apart"));
+  CHECK_THAT(message_for("gpt-neox", {{"dense_bias", at::zeros({12})}}, {.num_heads = kHeads}),
+             ContainsSubstring("biases kept apart"));
   CHECK_THAT(message_for("llama", {{"q_proj.lora_A.default.weight", zeros(2, 12)}}),
              ContainsSubstring("found \"q_proj.lora_A.default.weight\" beside them (merge adapters"));
 

@@ -23,7 +23,7 @@ using Catch::Matchers::ContainsSubstring;
 TEST_CASE("layouts: every row gives the lesson's bits back", "[weights]") {
   for (const std::string& name : layout_names()) {
     INFO(name);
-    const StateDict lesson = lesson_weights();
+    const StateDict lesson = lesson_weights_for(name);
     StateDict file = under("model.0.attn", packed(name, lesson));
     file.insert("model.0.attn.LayerNorm.weight", at::ones({kWidth}));
     file.insert("model.0.attn.LayerNorm.bias", at::ones({kWidth}));
@@ -35,7 +35,7 @@ TEST_CASE("layouts: every row gives the lesson's bits back", "[weights]") {
           to_lesson(file, {.prefix = "model.0.attn", .layout = layout, .num_heads = kHeads}, &report);
       check_equal(result, lesson);
       CHECK(report.layout == name);
-      CHECK(report.zero_biases.empty());
+      CHECK(report.zero_biases.size() == (name == "t5" ? 4 : 0));
       CHECK(report.ignored ==
             std::vector<std::string>{"model.0.attn.LayerNorm.bias", "model.0.attn.LayerNorm.weight"});
     }
@@ -51,6 +51,9 @@ TEST_CASE("layouts: every row gives the lesson's bits back", "[weights]") {
 TEST_CASE("layouts: a missing bias is zero, and told", "[weights]") {
   for (const std::string& name : layout_names()) {
     INFO(name);
+    if (name == "mpnet") {
+      continue;  // told from T5 by its biases
+    }
     const StateDict lesson = lesson_weights(at::kDouble);
     StateDict file = packed(name, lesson);
     for (const std::string& key : file.keys()) {
@@ -95,9 +98,10 @@ TEST_CASE("layouts: no more is copied than packing needs", "[weights]") {
       CHECK(item.value().scalar_type() == at::kBFloat16);
       CHECK_FALSE(item.value().requires_grad());
       const bool interleaved = name == "gpt-neox" || name == "qkv-layer";
-      const bool rearranged = (interleaved && !item.key().starts_with("W_o")) ||
-                              (name == "gpt2" && item.key().ends_with("weight")) ||
-                              (name == "t5" && item.key().starts_with("W_q"));
+      const bool rearranged =
+          (interleaved && !item.key().starts_with("W_o")) ||
+          (name == "gpt2" && item.key().ends_with("weight")) ||
+          (name == "t5" && (item.key().starts_with("W_q") || item.key().ends_with("bias")));
       CHECK(shared(item.key()) == !rearranged);
     }
   }

@@ -27,6 +27,17 @@ inline StateDict lesson_weights(at::ScalarType dtype = at::kFloat) {
   return result;
 }
 
+/// The same as a module of that layout can have them: T5 has no biases.
+inline StateDict lesson_weights_for(const std::string& layout, at::ScalarType dtype = at::kFloat) {
+  StateDict result = lesson_weights(dtype);
+  for (auto& item : result) {
+    if (layout == "t5" && item.key().ends_with("bias")) {
+      item.value().zero_();
+    }
+  }
+  return result;
+}
+
 /// Every name with `prefix` and a dot before it.
 inline StateDict under(const std::string& prefix, const StateDict& tensors) {
   StateDict result;
@@ -103,9 +114,12 @@ inline StateDict packed(const std::string& layout, const StateDict& lesson) {
     separate("q_proj.", "k_proj.", "v_proj.", "out_proj.");
   } else if (layout == "t5") {
     separate("q.", "k.", "v.", "o.");
-    // sqrt(d_k) is 2: exact in any dtype.
-    result["q.weight"] = result["q.weight"] / 2;
-    result["q.bias"] = result["q.bias"] / 2;
+    result["q.weight"] = result["q.weight"] / 2;  // sqrt(d_k): exact in any dtype
+    for (const char* name : {"q.bias", "k.bias", "v.bias", "o.bias"}) {
+      result.erase(name);
+    }
+  } else if (layout == "mpnet") {
+    separate("q.", "k.", "v.", "o.");
   } else if (layout == "gpt-neox") {
     together("query_key_value.", "dense.", head_by_head);
   } else if (layout == "x-transformers") {
