@@ -150,9 +150,9 @@ class Verification {
     auto weights = read_case_weights();
     if (!weights.layout.empty()) {
       naming(weights.file, [&] {
-        weights.tensors = to_lesson(
-            weights.tensors, {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads},
-            &layout_);
+        weights.tensors =
+            to_lesson(weights.tensors,
+                      {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads}, &layout_);
       });
       weights.prefix.clear();
     }

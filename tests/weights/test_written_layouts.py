@@ -172,7 +172,7 @@ def test_torch_attention_of_three_inputs_saved_alone(verify_blocks, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"kdim": 48}, "keys and values of other widths than the query"),
+        ({"kdim": 4}, "keys and values of other widths than the query"),
         ({"kdim": 48, "vdim": 36}, "keys and values of other widths than the query"),
         ({"add_bias_kv": True}, "a learned key and value added to every sequence (add_bias_kv)"),
     ],
