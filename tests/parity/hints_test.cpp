@@ -79,7 +79,7 @@ TEST_CASE("hints name the usual cause") {
   CHECK_THAT(hint(other_seed), ContainsSubstring("another dropout pattern: the seed"));
   auto other_device = other_seed;
   other_device.metadata["device"] = "cuda";
-  parity::VerifyOptions on_cpu;
+  mha::parity::VerifyOptions on_cpu;
   on_cpu.device = torch::kCPU;
   CHECK_THAT(other_device.verify(on_cpu).first_divergence.value().hint,
              ContainsSubstring("cpu draws other random numbers than cuda"));
