@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,53 +19,94 @@
 
 namespace mha {
 
-/// A file's tensors together with its free text: what a safetensors file holds.
+/// A file's tensors together with what else is known of it.
 struct MHA_EXPORT WeightsFile {
-  /// Tensors in the order of their data in the file, on the CPU.
+  /// On the CPU, in the order of the file: of the data in safetensors, of the keys in an index or a pickle.
   StateDict tensors;
-  /// The `__metadata__` of a safetensors file; empty when the file has none.
-  std::map<std::string, std::string> metadata;
+  /// The `__metadata__` of a safetensors file; the texts, numbers and truth values of an index's `metadata`;
+  /// empty when there is none.
+  std::map<std::string, std::string> metadata = {};  // NOLINT(readability-redundant-member-init)
+  /// What the file is, by its name in the table of `read_weights`, such as `safetensors`.
+  std::string format = {};  // NOLINT(readability-redundant-member-init)
+};
+
+/// How `read_weights` reads.
+struct MHA_EXPORT ReadOptions {
+  /// Whether to compare the CRC-32 of every entry of a zip archive that is read; the other formats have no
+  /// checksums. It takes a pass over all bytes. Files that were written under
+  /// `torch.serialization.set_crc32_options(False)` have no real CRCs and fail.
+  bool verify_checksums = false;
 };
 
 /// Reads every tensor of `path`, recognising the format by content, never by name. No code in a file is run.
 ///
-/// | format | names |
-/// |---|---|
-/// | safetensors (every dtype but those of less than a byte) | as they stand |
-/// | `torch.save` of dicts, lists, tuples, nested as they may be | keys and indices, joined by dots |
-/// | `torch.save` of a whole module, or of dicts and lists with modules in them | those of `state_dict()` |
-/// | the same in the format of before PyTorch 1.6 | the same |
-/// | TorchScript, traced or scripted | those of `state_dict()`, and of other attributes that hold tensors |
-/// | C++'s `torch::save` of modules, tensors, lists of tensors | those of the module |
+/// | `WeightsFile::format` | what it is | names |
+/// |---|---|---|
+/// | `safetensors` | safetensors (every dtype but those of less than a byte) | as they stand |
+/// | `safetensors-index` | `model.safetensors.index.json` with its shards | those of the index |
+/// | `torch-index` | `pytorch_model.bin.index.json` with its shards | those of the index |
+/// | `torch-save` | `torch.save` of dicts, lists, tuples, nested | keys and indices, joined by dots |
+/// | | `torch.save` of a module, or of dicts and lists of them | those of `state_dict()` |
+/// | `torch-save-legacy` | the same in the format of before PyTorch 1.6 | the same |
+/// | `torchscript` | TorchScript, traced or scripted | see below |
+/// | `torch-save-cpp` | C++'s `torch::save` of modules, tensors, lists of tensors | those of the module |
 ///
 /// A tensor saved alone has the empty name. What is no tensor is left out, and so are tensors inside objects
 /// of unknown classes that are no modules. Tensors come to the CPU, without `requires_grad`; two that shared
 /// memory when they were saved share it again. Refused by name: meta, sparse, quantized and nested tensors.
 ///
-/// Nothing is copied where that can be avoided: tensors are views of a private mapping of the file, kept
-/// alive by the tensors themselves. Only deflated data, and data that does not lie on a multiple of its item
-/// size (common in the format of before 1.6) are copied. Writing to them changes neither the file nor other
-/// readers. The file must not be shortened while a tensor of it lives. Clone a tensor before arithmetic whose
-/// last bits matter: mapped data is aligned to its item size only, and alignment can change the order in
-/// which a kernel adds. Checksums are not compared.
+/// **TorchScript**: the names of the loaded module's `state_dict()`, buffers of `persistent=False` among them,
+/// as there; tensors in attributes that are lists, tuples, dicts or other objects; and buffers declared
+/// `Optional[Tensor]`, which a loaded module's `state_dict()` forgets. Attributes that are tensors, but neither
+/// parameters nor buffers, are left out as there; where the archive holds no source of a class to tell them
+/// apart, they are listed.
+///
+/// **An index** names a shard for each tensor. Shards are plain file names beside it, without folders, and
+/// hold their tensors; what else a shard holds is ignored, as `transformers` does. The index itself must stay
+/// beside its shards; a symbolic link to it is not followed to find them.
+///
+/// **Lifetime**: nothing is copied where that can be avoided. Tensors are views of a mapping of the file, which
+/// lives as long as one of them does; the file may be renamed, replaced or deleted meanwhile. It must not be
+/// shortened or overwritten in place: touching what is gone kills the process (SIGBUS). The mapping is private
+/// and writable: writing to a tensor changes neither the file nor what others read. Only deflated data, and
+/// data that does not lie on a multiple of its item size (common in the format of before 1.6), are copied.
+/// Clone a tensor before arithmetic whose last bits matter: mapped data is aligned to its item size only, and
+/// alignment can change the order in which a kernel adds.
 ///
 /// Throws `mha::Error` when the file cannot be opened or breaks a rule of its format; never returns part of a
-/// file.
-MHA_EXPORT StateDict read_weights(const std::filesystem::path& path);
+/// file. Checksums are compared on request only.
+MHA_EXPORT StateDict read_weights(const std::filesystem::path& path, const ReadOptions& options = {});
 
-/// As `read_weights`, with the file's metadata.
-MHA_EXPORT WeightsFile read_weights_file(const std::filesystem::path& path);
+/// As `read_weights`, with the file's metadata and format.
+MHA_EXPORT WeightsFile read_weights_file(const std::filesystem::path& path, const ReadOptions& options = {});
 
-/// Writes `tensors` (any strides, any device) as a safetensors file: to a temporary name beside `path`, then
-/// renamed, so that `path` never holds part of a file. A symbolic link at `path` stays one.
+/// How `write_weights` writes.
+struct MHA_EXPORT WriteOptions {
+  /// Called after each piece of at most 16 MiB with the bytes written so far and those of the whole file, in
+  /// the thread that writes. What it throws ends the writing, and leaves no file or the old one.
+  std::function<void(std::uint64_t written, std::uint64_t total)> progress =
+      {};  // NOLINT(readability-redundant-member-init)
+};
+
+/// Writes `tensors` (any strides, any device) to a temporary name beside `path`, then renamed, so that `path`
+/// never holds part of a file. A symbolic link at `path` stays one. The same arguments give the same bytes.
 ///
-/// Tensors of larger items come first, so that all are aligned without gaps, otherwise in the given order.
-/// Shared or strided tensors are written out in full, row-major. The same arguments give the same bytes.
+/// A suffix of `.pt`, `.pth`, `.bin` or `.ckpt`, in small or capital letters, gives what `torch.save` writes
+/// for a dict of tensors, for Python's `torch.load` in any of its modes. Any other gives safetensors.
+///
+/// - **safetensors**: tensors of larger items come first, so that all are aligned without gaps, otherwise in
+///   the given order. Shared or strided tensors are written out in full, row-major.
+/// - **torch.save**: in the given order, each record aligned to 64 bytes. Tensors that overlap in memory and
+///   are of one dtype stay so: they share one record, with their strides, unless what they span together takes
+///   more bytes than each on its own, row-major; then, and otherwise, each has its own record. A single tensor
+///   keeps its strides by the same rule. There is no place for metadata: any is an error.
 ///
 /// Throws `mha::Error` when a tensor is undefined, sparse, quantized, on the meta device or of a dtype that
-/// safetensors lacks (complex128), when a name or metadata is not UTF-8, or when the file cannot be written.
+/// the format lacks (complex128 in safetensors), when a name or metadata is not UTF-8, or when the file
+/// cannot be written.
 MHA_EXPORT void write_weights(const std::filesystem::path& path, const StateDict& tensors,
-                              const std::map<std::string, std::string>& metadata = {});
+                              const std::map<std::string, std::string>& metadata = {},
+                              const WriteOptions& options = {});
 
 /// How `load_state_dict` finds a module's tensors in a state dict.
 struct MHA_EXPORT LoadOptions {

@@ -70,7 +70,8 @@ std::unordered_set<std::string_view> texts_of_set(const PickleValue* value) {
 
 class Flattener {
  public:
-  Flattener(TensorMaker& tensors, const std::string& file) : tensors_(tensors), file_(file) {}
+  Flattener(TensorMaker& tensors, ScriptClasses* classes, const std::string& file)
+      : tensors_(tensors), classes_(classes), file_(file) {}
 
   StateDict run(const PickleValue& value) && {
     visit(value);
@@ -209,13 +210,25 @@ class Flattener {
 
   void visit_script_object(const PickleNode& object) {
     if (object.state.is(Kind::kDict)) {
-      visit_items(object.state.node());
+      visit_attributes(class_name(object), object.state.node());
     } else if (object.state.has_node()) {
       visit_unnamed("attributes, found what the __getstate__ of " + quote(class_name(object)) +
                         " made of them (only running its code tells their names)",
                     object.state);
     } else {
       visit_items(object.arguments.node());  // a named tuple
+    }
+  }
+
+  void visit_attributes(std::string_view owner, const PickleNode& attributes) {
+    const std::vector<PickleValue>& items = attributes.items;
+    count_visits(items.size());
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      const bool is_plain = classes_ != nullptr && items[i].is(Kind::kText) && is_tensor(items[i + 1]) &&
+                            !classes_->may_list(owner, items[i].text());
+      if (!is_plain) {
+        visit_key(items[i], items[i + 1]);
+      }
     }
   }
 
@@ -244,6 +257,7 @@ class Flattener {
   }
 
   TensorMaker& tensors_;
+  ScriptClasses* classes_;
   const std::string& file_;
   StateDict result_{"Tensor"};
   std::string name_;     // of the value being visited
@@ -256,8 +270,9 @@ class Flattener {
 
 }  // namespace
 
-StateDict flatten(const PickleValue& value, TensorMaker& tensors, const std::string& file) {
-  return Flattener(tensors, file).run(value);
+StateDict flatten(const PickleValue& value, TensorMaker& tensors, ScriptClasses* classes,
+                  const std::string& file) {
+  return Flattener(tensors, classes, file).run(value);
 }
 
 }  // namespace mha::weights

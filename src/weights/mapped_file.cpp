@@ -75,4 +75,15 @@ MappedFile::~MappedFile() {
   }
 }
 
+void release_pages(const OwnedBytes& bytes) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.bytes.data());
+  const std::uintptr_t end = (begin + bytes.bytes.size()) / page * page;
+  const std::uintptr_t first = (begin + page - 1) / page * page;
+  if (bytes.is_mapped && first < end) {
+    // It cannot fail on a mapping, and nothing would be lost if it did.
+    ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  }
+}
+
 }  // namespace mha::weights

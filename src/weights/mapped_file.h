@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 
+#include "weights/source.h"
+
 namespace mha::weights {
 
 /// A private mapping of a whole file: writing to it changes neither the file nor other mappings of it.
@@ -29,5 +31,9 @@ class MappedFile {
 
   std::span<std::byte> bytes_;
 };
+
+/// Gives back the memory of pages that lie wholly within `bytes`, if they are mapped: read again, they come from
+/// the file. For what has been copied and will hardly be read again.
+void release_pages(const OwnedBytes& bytes);
 
 }  // namespace mha::weights

@@ -22,8 +22,8 @@ constexpr std::int64_t kVersion = 1001;
 
 class LegacyReader {
  public:
-  LegacyReader(std::span<std::byte> bytes, std::shared_ptr<void> owner, const std::string& file)
-      : rest_(bytes), owner_(std::move(owner)), file_(file) {}
+  explicit LegacyReader(const Source& source)
+      : rest_(source.bytes), owner_(source.owner), is_mapped_(source.is_mapped), file_(source.file) {}
 
   StateDict read() && {
     const Pickle magic = next("the magic number");
@@ -44,9 +44,9 @@ class LegacyReader {
       if (found == storages_.end() || !found->second.read) {
         throw Error(where + ": expected a storage " + quote(reference.key) + ", found none");
       }
-      return OwnedBytes{found->second.bytes, owner_};
+      return OwnedBytes{found->second.bytes, owner_, is_mapped_};
     });
-    return flatten(object.value, tensors, file_);
+    return flatten(object.value, tensors, /*classes=*/nullptr, file_);
   }
 
  private:
@@ -128,15 +128,15 @@ class LegacyReader {
 
   std::span<std::byte> rest_;
   std::shared_ptr<void> owner_;
+  bool is_mapped_;
   const std::string& file_;
   std::unordered_map<std::string_view, Storage> storages_;
 };
 
 }  // namespace
 
-WeightsFile read_legacy(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
-                        const std::string& file) {
-  return {LegacyReader(bytes, owner, file).read(), {}};
+WeightsFile read_legacy(const Source& source) {
+  return {LegacyReader(source).read(), {}, "torch-save-legacy"};
 }
 
 bool is_legacy(std::string_view content) {

@@ -101,8 +101,9 @@ at::Tensor make_tensor(const TensorEntry& entry, std::span<std::byte> data,
 
 }  // namespace
 
-WeightsFile read_safetensors(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
-                             const std::string& file) {
+WeightsFile read_safetensors(const Source& source) {
+  const std::string& file = source.file;
+  std::span<std::byte> bytes = source.bytes;
   if (bytes.size() < kLengthBytes) {
     throw Error(file + ": expected at least " + std::to_string(kLengthBytes) +
                 " bytes of safetensors, found " + std::to_string(bytes.size()));
@@ -134,7 +135,7 @@ WeightsFile read_safetensors(std::span<std::byte> bytes, const std::shared_ptr<v
   });
   check_cover(entries, data.size(), file);
 
-  WeightsFile result{StateDict("Tensor"), std::move(header.metadata)};
+  WeightsFile result{StateDict("Tensor"), std::move(header.metadata), "safetensors"};
   result.tensors.reserve(entries.size());
   for (const TensorEntry& entry : entries) {
     const auto own = data.subspan(static_cast<std::size_t>(entry.begin),
@@ -142,7 +143,7 @@ WeightsFile read_safetensors(std::span<std::byte> bytes, const std::shared_ptr<v
     if (entry.dtype == c10::kBool) {
       check_bools(entry, own, file);
     }
-    result.tensors.insert(entry.name, make_tensor(entry, own, owner));
+    result.tensors.insert(entry.name, make_tensor(entry, own, source.owner));
   }
   return result;
 }

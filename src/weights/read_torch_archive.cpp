@@ -1,3 +1,6 @@
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "mha/error.h"
@@ -12,6 +15,8 @@ namespace mha::weights {
 namespace {
 
 constexpr std::string_view kPickle = "/data.pkl";
+/// Code is some kilobytes for a model; more is not worth the memory to find a few names in it.
+constexpr std::uint64_t kMaxInflatedCode = std::uint64_t{64} << 20;
 
 /// The folder that holds everything, from the one entry `<folder>/data.pkl`. Other folders may lie beside it:
 /// some tools add their own.
@@ -42,7 +47,7 @@ void check_byte_order(const ZipArchive& archive, const std::string& folder, cons
     return;
   }
   const std::string where = file + ": entry " + quote(entry->name);
-  const OwnedBytes content = archive.read(*entry, where);
+  const OwnedBytes content = archive.read(*entry, file);
   const std::string_view order(reinterpret_cast<const char*>(content.bytes.data()), content.bytes.size());
   if (order != "little") {
     throw Error(where + ": expected little-endian data (\"little\"), found " + quote(order) +
@@ -60,11 +65,34 @@ bool has_constants(const ZipArchive& archive, const std::string& folder) {
   return false;
 }
 
+/// Which writer made the archive. TorchScript's writes constants, even when there are none; C++'s `torch::save`
+/// goes through it with objects of a class of its own, which lack what every scripted or traced module has.
+std::string format_of(const ZipArchive& archive, const std::string& folder, const PickleValue& value) {
+  if (archive.find(folder + "/constants.pkl") == nullptr) {
+    return "torch-save";
+  }
+  const bool is_object = value.is(PickleValue::Kind::kObject);
+  const bool from_cpp = is_object && class_name(value.node()) == "__torch__.Module" &&
+                        value.node().state.is(PickleValue::Kind::kDict) &&
+                        find_key(value.node().state.node(), "training") == nullptr;
+  return from_cpp ? "torch-save-cpp" : "torchscript";
+}
+
+/// A file of TorchScript's code; nothing when there is none, or none of a plausible size.
+std::optional<std::string> code(const ZipArchive& archive, const std::string& name, const std::string& file) {
+  const ZipEntry* const entry = archive.find(name);
+  if (entry == nullptr || (entry->deflated && entry->size > kMaxInflatedCode)) {
+    return std::nullopt;
+  }
+  const OwnedBytes content = archive.read(*entry, file);
+  return std::string(reinterpret_cast<const char*>(content.bytes.data()), content.bytes.size());
+}
+
 }  // namespace
 
-WeightsFile read_torch_archive(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
-                               const std::string& file) {
-  const ZipArchive archive(bytes, owner, file);
+WeightsFile read_torch_archive(const Source& source) {
+  const std::string& file = source.file;
+  const ZipArchive archive(source);
   const std::string folder = find_folder(archive, file);
   check_byte_order(archive, folder, file);
 
@@ -79,9 +107,13 @@ WeightsFile read_torch_archive(std::span<std::byte> bytes, const std::shared_ptr
 
   const ZipEntry& entry = *archive.find(folder + std::string(kPickle));
   const std::string where = file + ": entry " + quote(entry.name);
-  const OwnedBytes content = archive.read(entry, where);
+  const OwnedBytes content = archive.read(entry, file);
   const Pickle pickle = read_pickle(content.bytes, where);
-  WeightsFile result{flatten(pickle.value, tensors, file), {}};
+  WeightsFile result;
+  result.format = format_of(archive, folder, pickle.value);
+  ScriptClasses classes(
+      [&](const std::string& path) { return code(archive, folder + "/code/" + path, file); });
+  result.tensors = flatten(pickle.value, tensors, result.format == "torchscript" ? &classes : nullptr, file);
   if (result.tensors.is_empty() && has_constants(archive, folder)) {
     throw Error(file +
                 ": expected parameters, found none: this TorchScript module was frozen, which turned them "

@@ -3,12 +3,16 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
+#include "mha/error.h"
 #include "mha/weights.h"
 #include "support/quote.h"
+#include "weights/index.h"
 #include "weights/mapped_file.h"
 #include "weights/safetensors.h"
+#include "weights/source.h"
 #include "weights/torch_files.h"
 
 namespace mha {
@@ -23,12 +27,12 @@ std::string_view text(Bytes bytes) {
 /// One file format: how to recognise it, and how to read it or, without a reader, what to say about it.
 struct Format {
   bool (*recognises)(std::string_view content);
-  WeightsFile (*read)(Bytes bytes, const std::shared_ptr<void>& owner, const std::string& file);
+  WeightsFile (*read)(const weights::Source& source);
   std::string_view found;
 };
 
 /// Tried in this order.
-constexpr std::array<Format, 8> kFormats{{
+constexpr std::array<Format, 7> kFormats{{
     // The eighth byte is the top one of the header's length: 0, which no text has there.
     {[](std::string_view content) { return content.size() > 8 && content[7] == '\0' && content[8] == '{'; },
      weights::read_safetensors, "safetensors"},
@@ -43,41 +47,74 @@ constexpr std::array<Format, 8> kFormats{{
      nullptr, "a pickle that torch.save did not write, which is not supported"},
     {[](std::string_view content) { return content.starts_with("version https://git-lfs"); }, nullptr,
      "a Git LFS pointer; fetch the file itself with git lfs pull"},
-    {[](std::string_view content) { return content.starts_with("{"); }, nullptr,
-     "JSON (the index of a sharded file?), which is not supported yet"},
     {[](std::string_view content) { return content.starts_with("\x89HDF\r\n"); }, nullptr,
      "HDF5 (Keras), which is not supported"},
     {[](std::string_view content) { return content.starts_with("GGUF"); }, nullptr,
      "GGUF (llama.cpp), which is not supported"},
 }};
 
-}  // namespace
+/// JSON: an index, the one format that leads to other files.
+bool is_index(Bytes bytes) {
+  return text(bytes).starts_with("{");
+}
 
-WeightsFile read_weights_file(const std::filesystem::path& path) {
+weights::Source open(const std::filesystem::path& path, const ReadOptions& options) {
   const std::shared_ptr<weights::MappedFile> mapping = weights::MappedFile::open(path);
-  const std::string file = show(path);
-  const std::string_view content = text(mapping->bytes());
+  return {mapping->bytes(), mapping, show(path), options, /*is_mapped=*/true};
+}
+
+/// Reads a file that stands for itself.
+WeightsFile read_single(const weights::Source& source) {
+  const std::string_view content = text(source.bytes);
   const auto* const format = std::find_if(kFormats.begin(), kFormats.end(),
                                           [&](const Format& each) { return each.recognises(content); });
   if (format == kFormats.end()) {
-    throw Error(file +
+    throw Error(source.file +
                 ": not a weights file: expected safetensors (8 bytes of length, then '{') or a file of "
                 "PyTorch, found " +
                 std::to_string(content.size()) + " bytes that begin with " + quote(content.substr(0, 16)));
   }
   if (format->read == nullptr) {
-    throw Error(file + ": expected safetensors or a file of PyTorch, found " + std::string(format->found));
+    throw Error(source.file + ": expected safetensors or a file of PyTorch, found " +
+                std::string(format->found));
   }
-  return format->read(mapping->bytes(), mapping, file);
+  return format->read(source);
 }
 
-StateDict read_weights(const std::filesystem::path& path) {
-  return read_weights_file(path).tensors;
+/// The suffixes that PyTorch's users give to what torch.save writes.
+bool is_torch_suffix(std::string suffix) {
+  std::transform(suffix.begin(), suffix.end(), suffix.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return suffix == ".pt" || suffix == ".pth" || suffix == ".bin" || suffix == ".ckpt";
+}
+
+}  // namespace
+
+WeightsFile read_weights_file(const std::filesystem::path& path, const ReadOptions& options) {
+  const weights::Source source = open(path, options);
+  if (!is_index(source.bytes)) {
+    return read_single(source);
+  }
+  return weights::read_index(source, [&](const std::string& shard) {
+    return read_single(open(path.parent_path() / shard, options));
+  });
+}
+
+StateDict read_weights(const std::filesystem::path& path, const ReadOptions& options) {
+  return read_weights_file(path, options).tensors;
 }
 
 void write_weights(const std::filesystem::path& path, const StateDict& tensors,
-                   const std::map<std::string, std::string>& metadata) {
-  weights::write_safetensors(path, tensors, metadata);
+                   const std::map<std::string, std::string>& metadata, const WriteOptions& options) {
+  if (!is_torch_suffix(path.extension().string())) {
+    weights::write_safetensors(path, tensors, metadata, options);
+    return;
+  }
+  if (!metadata.empty()) {
+    throw Error(show(path) + ": expected no metadata, for which torch.save has no place, found the key " +
+                quote(metadata.begin()->first) + "; write a .safetensors file");
+  }
+  weights::write_torch_archive(path, tensors, options);
 }
 
 }  // namespace mha

@@ -16,6 +16,7 @@
 #include "support/dtype_text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
+#include "weights/mapped_file.h"
 #include "weights/torch_dtypes.h"
 
 namespace mha::weights {
@@ -127,6 +128,16 @@ c10::Storage storage_over(const OwnedBytes& owned) {
       c10::kCPU);
   return {c10::Storage::use_byte_size_t(), owned.bytes.size(), std::move(data), /*allocator=*/nullptr,
           /*resizable=*/false};
+}
+
+/// Copies piece by piece and gives back the file's pages behind it: it shall not be in memory twice.
+void copy_releasing(const OwnedBytes& from, std::byte* to) {
+  constexpr std::size_t kPiece = std::size_t{8} << 20;
+  for (std::size_t done = 0; done < from.bytes.size(); done += kPiece) {
+    const auto piece = from.bytes.subspan(done, std::min(kPiece, from.bytes.size() - done));
+    std::memcpy(to + done, piece.data(), piece.size());
+    release_pages({piece, from.owner, from.is_mapped});
+  }
 }
 
 /// Python keeps the flags of lazy conjugation and negation beside the data: {"conj": True}.
@@ -299,7 +310,7 @@ c10::Storage TensorMaker::aligned(KeptStorage& kept, std::size_t item_size) {
   }
   if (!kept.copy) {
     c10::DataPtr data = c10::GetCPUAllocator()->allocate(owned.bytes.size());
-    std::memcpy(data.get(), owned.bytes.data(), owned.bytes.size());
+    copy_releasing(owned, static_cast<std::byte*>(data.get()));
     kept.copy = c10::Storage(c10::Storage::use_byte_size_t(), owned.bytes.size(), std::move(data),
                              /*allocator=*/nullptr, /*resizable=*/false);
   }

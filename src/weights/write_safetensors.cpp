@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "mha/error.h"
-#include "support/atomic_file.h"
 #include "support/checked_math.h"
 #include "support/dtype_text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
+#include "weights/output_file.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_format.h"
+#include "weights/tensor_values.h"
 
 namespace mha::weights {
 namespace {
@@ -27,25 +28,10 @@ std::string json_string(const std::string& text) {
 
 /// What keeps a tensor out of a safetensors file; empty: nothing.
 std::string obstacle(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return "an undefined tensor";
-  }
-  if (tensor.layout() != at::kStrided) {
-    return "a tensor of layout " + c10::str(tensor.layout());
-  }
-  if (tensor.is_nested()) {
-    return "a nested tensor";
-  }
-  if (tensor.is_quantized()) {
-    return "a quantized tensor";
-  }
-  if (tensor.is_meta()) {
-    return "a meta tensor, which has no data";
-  }
-  if (safetensors_name(tensor.scalar_type()).empty()) {
-    return std::string("dtype ") + dtype_text(tensor.scalar_type());
-  }
-  return "";
+  const std::string found = not_dense(tensor);
+  return found.empty() && safetensors_name(tensor.scalar_type()).empty()
+             ? "dtype " + dtype_text(tensor.scalar_type())
+             : found;
 }
 
 void check(const StateDict& tensors, const std::map<std::string, std::string>& metadata,
@@ -125,17 +111,10 @@ std::string header_of(const std::vector<const Item*>& order,
   return json;
 }
 
-/// The values of `tensor`, row-major, on the CPU.
-at::Tensor plain(const at::Tensor& tensor) {
-  // A ZeroTensor has no memory at all until it is cloned.
-  const at::Tensor values = tensor._is_zerotensor() ? tensor.clone() : tensor;
-  return values.detach().cpu().resolve_conj().resolve_neg().contiguous();
-}
-
 }  // namespace
 
 void write_safetensors(const std::filesystem::path& path, const StateDict& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, const WriteOptions& options) {
   const c10::NoGradGuard no_grad;
   const std::string file = show(path);
   check(tensors, metadata, file);
@@ -143,12 +122,16 @@ void write_safetensors(const std::filesystem::path& path, const StateDict& tenso
   const std::string header = header_of(order, metadata, file);
   const std::uint64_t header_bytes = header.size();
 
-  AtomicFile output(path);
+  std::uint64_t total = kLengthBytes + header_bytes;
+  for (const Item* item : order) {
+    total += static_cast<std::uint64_t>(item->value().numel()) * item->value().element_size();
+  }
+  OutputFile output(path, total, options);
   output.write(&header_bytes, kLengthBytes);
   output.write(header.data(), header.size());
   for (const Item* item : order) {
-    const at::Tensor values =
-        plain(item->value());  // one at a time: the copies may not fit in memory together
+    // One at a time: the copies may not fit in memory together.
+    const at::Tensor values = row_major(item->value());
     output.write(values.const_data_ptr(), values.nbytes());
   }
   output.commit();

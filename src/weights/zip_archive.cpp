@@ -7,27 +7,13 @@
 #include "mha/error.h"
 #include "support/quote.h"
 #include "weights/inflate.h"
+#include "weights/mapped_file.h"
+#include "weights/zip_format.h"
 
 namespace mha::weights {
 namespace {
 
-// Records and their sizes, from PKWARE's APPNOTE.TXT; all numbers are little-endian.
-constexpr std::uint32_t kLocalHeader = 0x04034b50;
-constexpr std::uint32_t kDirectoryHeader = 0x02014b50;
-constexpr std::uint32_t kEnd = 0x06054b50;
-constexpr std::uint32_t kZip64Locator = 0x07064b50;
-constexpr std::uint32_t kZip64End = 0x06064b50;
-constexpr std::size_t kLocalHeaderSize = 30;
-constexpr std::size_t kDirectoryHeaderSize = 46;
-constexpr std::size_t kEndSize = 22;
-constexpr std::size_t kZip64LocatorSize = 20;
-constexpr std::size_t kZip64EndSize = 56;
-constexpr std::size_t kMaxComment = 0xFFFF;
-constexpr std::uint16_t kZip64Extra = 1;
-constexpr std::uint16_t kEncrypted = 1;
-constexpr std::uint16_t kSizesFollowData = 8;
-constexpr std::uint16_t kInZip64 = 0xFFFF;
-constexpr std::uint32_t kInZip64Long = 0xFFFFFFFF;
+using namespace zip;  // NOLINT(google-build-using-namespace): the constants of the format
 
 /// Numbers of a record whose size has been checked.
 template <typename Number>
@@ -39,6 +25,15 @@ Number number(std::span<const std::byte> record, std::size_t at) {
 
 std::string_view text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string hexadecimal(std::uint32_t value) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    text += kDigits[(value >> static_cast<unsigned>(shift)) & 0xFu];
+  }
+  return text;
 }
 
 struct Directory {
@@ -255,13 +250,12 @@ class DirectoryReader {
 
 }  // namespace
 
-ZipArchive::ZipArchive(std::span<std::byte> bytes, std::shared_ptr<void> owner, std::string file)
-    : bytes_(bytes), owner_(std::move(owner)), file_(std::move(file)) {
-  entries_ = DirectoryReader(bytes_, file_).read();
+ZipArchive::ZipArchive(Source source) : source_(std::move(source)) {
+  entries_ = DirectoryReader(source_.bytes, source_.file).read();
   by_name_.reserve(entries_.size());
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!by_name_.emplace(entries_[i].name, i).second) {
-      throw Error(file_ + ": entry " + quote(entries_[i].name) + ": expected once, found twice");
+      throw Error(source_.file + ": entry " + quote(entries_[i].name) + ": expected once, found twice");
     }
   }
 }
@@ -272,16 +266,21 @@ const ZipEntry* ZipArchive::find(std::string_view name) const {
 }
 
 OwnedBytes ZipArchive::read(const ZipEntry& entry, const std::string& where) const {
-  if (!entry.deflated) {
-    return {entry.packed, owner_};
+  const std::string here = where + ": entry " + quote(entry.name);
+  OwnedBytes result{entry.packed, source_.owner, source_.is_mapped};
+  if (entry.deflated) {
+    auto inflated = std::make_shared<std::vector<std::byte>>(inflate(entry.packed, entry.size, here));
+    release_pages(result);
+    result = {*inflated, inflated};
   }
-  auto inflated = std::make_shared<std::vector<std::byte>>(inflate(entry.packed, entry.size, where));
-  return {*inflated, inflated};
-}
-
-bool ZipArchive::crc_matches(const ZipEntry& entry) const {
-  const std::string where = file_ + ": entry " + quote(entry.name);
-  return crc32(read(entry, where).bytes) == entry.crc;
+  if (source_.options.verify_checksums) {
+    const std::uint32_t found = crc32(result.bytes);
+    if (found != entry.crc) {
+      throw Error(here + ": expected the CRC-32 " + hexadecimal(entry.crc) + ", found " + hexadecimal(found) +
+                  " (damaged, or written under torch.serialization.set_crc32_options(False))");
+    }
+  }
+  return result;
 }
 
 }  // namespace mha::weights

@@ -10,13 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-namespace mha::weights {
+#include "weights/source.h"
 
-/// Bytes and who keeps them alive.
-struct OwnedBytes {
-  std::span<std::byte> bytes;
-  std::shared_ptr<void> owner;
-};
+namespace mha::weights {
 
 struct ZipEntry {
   std::string name;
@@ -30,11 +26,10 @@ struct ZipEntry {
 /// The entries of a zip archive in memory, found through its central directory.
 class ZipArchive {
  public:
-  /// Reads the directory of `bytes`, a whole file that `owner` keeps alive. An `mha::Error` beginning with
-  /// `file` tells what is broken: every entry must lie inside the file, before the directory, and overlap no
+  /// Reads the directory of a whole file. An `mha::Error` tells what is broken: every entry must lie inside the file, before the directory, and overlap no
   /// other; its local header must agree with the directory. Zip64 is understood; encryption, several disks
   /// and methods other than stored and deflated are refused.
-  ZipArchive(std::span<std::byte> bytes, std::shared_ptr<void> owner, std::string file);
+  explicit ZipArchive(Source source);
 
   /// In the order of the directory. Names are unique.
   const std::vector<ZipEntry>& entries() const { return entries_; }
@@ -43,19 +38,14 @@ class ZipArchive {
   const ZipEntry* find(std::string_view name) const;
 
   /// An entry's bytes: those of the file when it is stored, a copy when it is deflated. `where` begins the
-  /// message when they cannot be inflated.
+  /// message when they cannot be inflated, or do not have the CRC-32 that the directory tells.
   ///
-  /// CRCs are not compared: PyTorch itself can write archives without real ones
-  /// (`torch.serialization.set_crc32_options(False)`). `crc_matches` does.
+  /// CRCs are compared only when that was asked for: it takes a pass over all bytes, and PyTorch itself can
+  /// write archives without real ones (`torch.serialization.set_crc32_options(False)`).
   OwnedBytes read(const ZipEntry& entry, const std::string& where) const;
 
-  /// Whether the entry's bytes have the CRC-32 that the directory tells.
-  bool crc_matches(const ZipEntry& entry) const;
-
  private:
-  std::span<std::byte> bytes_;
-  std::shared_ptr<void> owner_;
-  std::string file_;
+  Source source_;
   std::vector<ZipEntry> entries_;
   std::unordered_map<std::string_view, std::size_t> by_name_;
 };

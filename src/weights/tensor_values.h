@@ -1,0 +1,16 @@
+/// The values of tensors that are to be written.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace mha::weights {
+
+/// What makes `tensor` no dense tensor with values; empty: nothing.
+std::string not_dense(const at::Tensor& tensor);
+
+/// The values of `tensor`, row-major, on the CPU.
+at::Tensor row_major(const at::Tensor& tensor);
+
+}  // namespace mha::weights
