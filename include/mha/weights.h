@@ -153,6 +153,28 @@ struct MHA_EXPORT LoadOptions {
 /// | qkv-layer | `qkv_layer.*` as (num_heads, 3, d_k); `linear_layer.*` | tutorials |
 MHA_EXPORT std::vector<std::string> layout_names();
 
+/// Whether a layout can only be mapped when the number of heads is known; false for an unknown name.
+MHA_EXPORT bool needs_num_heads(const std::string& layout);
+
+/// The number of heads that the `config.json` beside `weights_file` tells, where transformers puts it; nothing
+/// when there is no such file or it does not tell.
+///
+/// | key | models |
+/// |---|---|
+/// | `num_attention_heads` | most: BERT, LLaMA, ViT, GPT-NeoX, ... |
+/// | `n_head`, `n_heads`, `num_heads` | GPT-2, BLOOM; DistilBERT, XLM; T5, GPT-Neo |
+/// | `encoder_attention_heads`, `decoder_attention_heads` | BART, Whisper |
+///
+/// They stand in the file's object or, in a model of several, in an object in it (`text_config`, ...). Objects
+/// that tell another width (`hidden_size`, `d_model`, ...) than `d_model` are about other layers; `d_model` 0
+/// means that it is unknown.
+///
+/// Throws `mha::Error` when the file is no JSON, tells different numbers, or a number that cannot be:
+/// one that is not positive, does not divide `d_model`, or contradicts the width of a head (`head_dim`,
+/// `d_kv`).
+MHA_EXPORT std::optional<int64_t> num_heads_beside(const std::filesystem::path& weights_file,
+                                                   int64_t d_model = 0);
+
 /// What `to_lesson` did.
 struct MHA_EXPORT LayoutReport {
   std::string layout;  ///< its name

@@ -17,5 +17,7 @@ extern const CLI::Validator not_empty;
 
 void add_verify(CLI::App& app, int& exit_status);
 void add_diff(CLI::App& app, int& exit_status);
+void add_inspect(CLI::App& app, int& exit_status);
+void add_convert(CLI::App& app, int& exit_status);
 
 }  // namespace mha::cli

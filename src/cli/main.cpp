@@ -36,10 +36,19 @@ int run(int argc, char** argv) {
                                                 at::get_cpu_capability()));
   app.footer(
       "Exit status: 0 all passed, 1 something differs, 2 bad usage or unreadable input.\n"
-      "mha COMMAND --help tells more about a command.");
+      "mha COMMAND --help tells more about a command.\n"
+      "\n"
+      "From a Python model's file to proof that C++ computes the same:\n"
+      "  mha inspect model.bin                                        what is in it\n"
+      "  mha convert model.bin attention.safetensors --prefix PREFIX  one attention block, by the lesson's "
+      "names\n"
+      "  mha diff attention.safetensors other.safetensors             the same weights?\n"
+      "  mha verify case.safetensors --weights attention.safetensors  the same numbers?");
   app.get_formatter()->column_width(34);
   mha::cli::add_verify(app, exit_status);
   mha::cli::add_diff(app, exit_status);
+  mha::cli::add_inspect(app, exit_status);
+  mha::cli::add_convert(app, exit_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cli/table.h"
+#include "cli/text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
 
@@ -26,18 +28,7 @@ std::string painted(Verdict verdict, bool color) {
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
-std::string grouped(int64_t number) {
-  auto digits = std::to_string(number);
-  constexpr int64_t group = 3;
-  for (auto i = static_cast<int64_t>(digits.size()) - group; i > 0; i -= group) {
-    digits.insert(static_cast<size_t>(i), ",");
-  }
-  return digits;
-}
-
-constexpr size_t columns = 7;
 constexpr size_t verdict_column = 3;
-using Row = std::array<std::string, columns>;
 
 std::string remarks(const TensorReport& tensor) {
   std::string text;
@@ -63,7 +54,7 @@ std::string remarks(const TensorReport& tensor) {
   return text;
 }
 
-Row row(const TensorReport& tensor) {
+std::vector<std::string> cells(const TensorReport& tensor) {
   const bool compared = tensor.verdict != Verdict::not_comparable;
   return {escape(tensor.name),
           tensor.dtype.empty() ? "" : shape_text(tensor.shape),
@@ -75,37 +66,19 @@ Row row(const TensorReport& tensor) {
 }
 
 std::string table_text(const std::vector<TensorReport>& tensors, bool color) {
-  std::vector<Row> rows = {{"tensor", "shape", "dtype", "verdict", "max abs", "max ULP", "mismatched"}};
+  Table table({{"tensor"},
+               {"shape"},
+               {"dtype"},
+               {"verdict"},
+               {"max abs", Align::right},
+               {"max ULP", Align::right},
+               {"mismatched", Align::right}});
   for (const auto& tensor : tensors) {
-    rows.push_back(row(tensor));
+    table.add(cells(tensor), remarks(tensor));
   }
-  std::array<size_t, columns> widths{};
-  for (const auto& cells : rows) {
-    for (size_t i = 0; i < columns; ++i) {
-      widths[i] = std::max(widths[i], cells[i].size());
-    }
-  }
-  std::string text;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    std::string line = " ";
-    for (size_t i = 0; i < columns; ++i) {
-      const bool is_number = i > verdict_column;
-      auto cell = is_number ? fmt::format("{:>{}}", rows[r][i], widths[i])
-                            : fmt::format("{:<{}}", rows[r][i], widths[i]);
-      if (r > 0 && i == verdict_column && color) {
-        cell = painted(tensors[r - 1].verdict, color) + std::string(widths[i] - rows[r][i].size(), ' ');
-      }
-      line += " " + cell + (i + 1 < columns ? " " : "");
-    }
-    const auto remark = r == 0 ? "" : remarks(tensors[r - 1]);
-    line += remark.empty() ? "" : "   " + remark;
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return text;
-}
-
-std::string counted(size_t count, std::string_view what) {
-  return fmt::format("{} {}{}", grouped(static_cast<int64_t>(count)), what, count == 1 ? "" : "s");
+  return table.text([&](size_t row, size_t column, const std::string& cell) {
+    return column == verdict_column ? painted(tensors[row].verdict, color) : cell;
+  });
 }
 
 /// `21 tensors, 1,234,567 elements`.

@@ -149,6 +149,11 @@ std::vector<std::string_view> patterns(const Layout& layout) {
 
 namespace mha {
 
+bool needs_num_heads(const std::string& layout) {
+  const weights::Layout* const found = weights::find_layout(layout);
+  return found != nullptr && weights::needs_num_heads(*found);
+}
+
 std::vector<std::string> layout_names() {
   std::vector<std::string> names;
   for (const weights::Layout& layout : weights::layouts()) {

@@ -85,12 +85,15 @@ def test_cuda_without_cuda(mha, eval_case, edited):
 # Help and version
 
 
-@pytest.mark.parametrize("command", [[], ["verify"], ["diff"]], ids=["mha", "verify", "diff"])
+COMMANDS = ["verify", "diff", "inspect", "convert"]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=["mha", *COMMANDS])
 def test_help(mha, command):
     run = mha(*command, "--help")
     assert run.status == 0 and run.err == ""
     assert " ".join(["Usage: mha", *command]) in run.out
-    for name in command or ["verify", "diff"]:
+    for name in command or COMMANDS:
         assert name in run.out
     assert re.search(r"Exit status: 0 .+ 1 .+ 2 ", run.out)
 
