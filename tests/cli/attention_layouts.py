@@ -23,6 +23,7 @@ SEPARATE = {
     "torchtune": ("q_proj", "k_proj", "v_proj", "output_proj"),
     "bart": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "t5": ("q", "k", "v", "o"),
+    "mpnet": ("q", "k", "v", "o"),
     "x-transformers": ("to_q", "to_k", "to_v", "to_out"),
     "diffusers": ("to_q", "to_k", "to_v", "to_out.0"),
 }
@@ -32,9 +33,9 @@ HEAD_BY_HEAD = {"gpt-neox": ("query_key_value", "dense"), "qkv-layer": ("qkv_lay
 LAYOUTS = [*SEPARATE, *STACKED, *HEAD_BY_HEAD, "pytorch", "pytorch-separate"]
 
 
-def lesson_weights(dtype: torch.dtype = torch.float64) -> State:
+def lesson_weights(dtype: torch.dtype = torch.float64, *, biased: bool = True) -> State:
     weights = {f"{layer}.weight": torch.randn(WIDTH, WIDTH).to(dtype) for layer in LAYERS}
-    return weights | {f"{layer}.bias": torch.randn(WIDTH).to(dtype) for layer in LAYERS}
+    return weights | {f"{layer}.bias": torch.randn(WIDTH).to(dtype) * biased for layer in LAYERS}
 
 
 def pack(layout: str, lesson: State) -> State:
@@ -43,9 +44,9 @@ def pack(layout: str, lesson: State) -> State:
     if layout in SEPARATE:
         names = SEPARATE[layout]
         packed = {f"{name}.{kind}": part for kind in parts for name, part in zip(names, parts[kind])}
-        if layout == "t5":  # Its query holds what the lesson divides by later.
-            for kind in ("weight", "bias"):
-                packed[f"q.{kind}"] = packed[f"q.{kind}"] / math.sqrt(WIDTH // HEADS)
+        if layout == "t5":  # Its query holds what the lesson divides by later; it has no biases.
+            packed = {f"{name}.weight": packed[f"{name}.weight"] for name in names}
+            packed["q.weight"] = packed["q.weight"] / math.sqrt(WIDTH // HEADS)
         return packed
     if layout in STACKED:
         together, output = STACKED[layout]
@@ -79,7 +80,7 @@ def compute(layout: str, packed: State, x: torch.Tensor) -> torch.Tensor:
     """What a module of that layout computes from its own weights: self-attention of (batch, length, width)."""
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, packed[f"{name}.weight"], packed[f"{name}.bias"])
+        return F.linear(x, packed[f"{name}.weight"], packed.get(f"{name}.bias"))
 
     if layout in SEPARATE:
         query, key, value, output = SEPARATE[layout]
