@@ -59,7 +59,7 @@ struct MHA_EXPORT ReadOptions {
 /// as there; tensors in attributes that are lists, tuples, dicts or other objects; and buffers declared
 /// `Optional[Tensor]`, which a loaded module's `state_dict()` forgets. Attributes that are tensors, but neither
 /// parameters nor buffers, are left out as there; where the archive holds no source of a class to tell them
-/// apart, they are listed.
+/// apart, or more than 8 MiB of source, they are listed.
 ///
 /// **An index** names a shard for each tensor. Shards are plain file names beside it, without folders, and
 /// hold their tensors; what else a shard holds is ignored, as `transformers` does. The index itself must stay

@@ -40,7 +40,8 @@ class IndexBuilder final : public nlohmann::json_sax<Json> {
 
   bool string(string_t& value) override {
     if (place_ == Place::kMap && depth_ == 2) {
-      index_.entries.push_back({std::move(name_), shard(value)});
+      const std::size_t number = shard(value);
+      index_.entries.push_back({std::move(name_), number});
       return true;
     }
     return other(quote(value), &value);

@@ -15,8 +15,9 @@ namespace mha::weights {
 namespace {
 
 constexpr std::string_view kPickle = "/data.pkl";
-/// Code is some kilobytes for a model; more is not worth the memory to find a few names in it.
-constexpr std::uint64_t kMaxInflatedCode = std::uint64_t{64} << 20;
+/// What is searched of an archive's code, which mostly has some hundred kilobytes: names found in it take about
+/// ten times their bytes in memory.
+constexpr std::uint64_t kMaxCode = std::uint64_t{8} << 20;
 
 /// The folder that holds everything, from the one entry `<folder>/data.pkl`. Other folders may lie beside it:
 /// some tools add their own.
@@ -78,14 +79,19 @@ std::string format_of(const ZipArchive& archive, const std::string& folder, cons
   return from_cpp ? "torch-save-cpp" : "torchscript";
 }
 
-/// A file of TorchScript's code; nothing when there is none, or none of a plausible size.
-std::optional<std::string> code(const ZipArchive& archive, const std::string& name, const std::string& file) {
-  const ZipEntry* const entry = archive.find(name);
-  if (entry == nullptr || (entry->deflated && entry->size > kMaxInflatedCode)) {
-    return std::nullopt;
-  }
-  const OwnedBytes content = archive.read(*entry, file);
-  return std::string(reinterpret_cast<const char*>(content.bytes.data()), content.bytes.size());
+/// Reads files of TorchScript's code, until there have been `kMaxCode` bytes of them.
+ScriptClasses::Code code_reader(const ZipArchive& archive, const std::string& folder,
+                                const std::string& file) {
+  return [&archive, &file, folder = folder + "/code/",
+          left = kMaxCode](const std::string& path) mutable -> std::optional<std::string> {
+    const ZipEntry* const entry = archive.find(folder + path);
+    if (entry == nullptr || entry->size > left) {
+      return std::nullopt;
+    }
+    left -= entry->size;
+    const OwnedBytes content = archive.read(*entry, file);
+    return std::string(reinterpret_cast<const char*>(content.bytes.data()), content.bytes.size());
+  };
 }
 
 }  // namespace
@@ -111,8 +117,7 @@ WeightsFile read_torch_archive(const Source& source) {
   const Pickle pickle = read_pickle(content.bytes, where);
   WeightsFile result;
   result.format = format_of(archive, folder, pickle.value);
-  ScriptClasses classes(
-      [&](const std::string& path) { return code(archive, folder + "/code/" + path, file); });
+  ScriptClasses classes(code_reader(archive, folder, file));
   result.tensors = flatten(pickle.value, tensors, result.format == "torchscript" ? &classes : nullptr, file);
   if (result.tensors.is_empty() && has_constants(archive, folder)) {
     throw Error(file +

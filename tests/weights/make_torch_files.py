@@ -13,6 +13,7 @@ import collections
 import pathlib
 import sys
 import warnings
+from typing import Optional
 
 import torch
 from safetensors.torch import save_file
@@ -74,6 +75,26 @@ class Holder(nn.Module):
 
     def forward(self, x):
         return self.inner(x) + self.list[0].sum() + self.dict["a"].sum() + self.tuple[0] + self.count
+
+
+class Optionals(nn.Module):
+    """Parameters, buffers and plain tensors that may be None, and those of modules of PyTorch."""
+
+    parameter: Optional[torch.Tensor]
+    buffer: Optional[torch.Tensor]
+    plain: Optional[torch.Tensor]
+
+    def __init__(self):
+        super().__init__()
+        self.parameter = nn.Parameter(torch.ones(2))
+        self.register_buffer("buffer", torch.ones(3))
+        self.plain = torch.ones(4)
+        self.norm = nn.BatchNorm1d(3)
+        self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+        self.parameters_list = nn.ParameterList([nn.Parameter(torch.ones(1))])
+
+    def forward(self, x):
+        return self.norm(x)
 
 
 class Subclass(torch.Tensor):
@@ -208,19 +229,24 @@ def repack(files, name, method):
 def script_files(files):
     model = Attention().eval()
     example = torch.randn(2, 6, 6)
-    # A tensor that is neither parameter nor buffer is in the file; tracing makes it a constant.
-    plain = {"plain": model.plain}
-    files.script("scripted", torch.jit.script(model), plain)
+    # `plain` is in the file, but no parameter and no buffer; tracing makes it a constant.
+    files.script("scripted", torch.jit.script(model))
     files.script("traced", torch.jit.trace(model, example))
     files.script("scripted-sequential", torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.PReLU()))))
     holder = Holder().eval()
-    more = {"inner.plain": model.plain}
-    more |= {f"list.{i}": each for i, each in enumerate(holder.list)}
+    more = {f"list.{i}": each for i, each in enumerate(holder.list)}
     more |= {f"dict.{key}": each for key, each in holder.dict.items()}
     more |= {f"tuple.{i}": each for i, each in enumerate(holder.tuple)}
     files.script("scripted-holder", torch.jit.script(holder), more)
     half = Attention().half().eval()
-    files.script("scripted-half", torch.jit.script(half), {"plain": half.plain})
+    files.script("scripted-half", torch.jit.script(half))
+    optional = Optionals().eval()
+    # A buffer that may be None is one all the same, though the loaded module's state_dict() forgets it.
+    files.script("scripted-optional", torch.jit.script(optional), {"buffer": optional.buffer})
+    files.script("traced-nested", torch.jit.trace(nn.Sequential(nn.Sequential(Attention().eval()), nn.BatchNorm1d(6)).eval(), example))
+    lstm = nn.LSTM(2, 3, num_layers=2)
+    flat = {f"_flat_weights.{i}": each for i, each in enumerate(lstm._flat_weights)}
+    files.script("scripted-lstm", torch.jit.script(lstm), flat)
     torch.jit.freeze(torch.jit.script(model)).save(str(files.folder / "frozen.refused"))
 
 

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/optim/adam.h>
 #include <torch/serialize.h>
 
 #include <catch2/catch_test_macros.hpp>
@@ -268,7 +269,9 @@ TEST_CASE("torch: what torch::save writes in C++", "[weights][torch]") {
     module->push_back(inner);
     module->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 2).bias(false)));
     torch::save(module, path);
-    const auto read_back = read_weights(path);
+    const WeightsFile file = read_weights_file(path);
+    CHECK(file.format == "torch-save-cpp");
+    const StateDict& read_back = file.tensors;
     const auto expected = state_dict(*module);
     CHECK(read_back.size() == expected.size());
     for (const auto& item : expected) {
@@ -284,6 +287,18 @@ TEST_CASE("torch: what torch::save writes in C++", "[weights][torch]") {
     load_state_dict(*loaded, read_weights(path));
     CHECK(bit_equal(loaded->W_o->weight, saved->W_o->weight));
   }
+  SECTION("the state of an optimizer, whose tensors are neither parameters nor buffers") {
+    torch::nn::Linear linear(2, 1);
+    torch::optim::Adam optimizer(linear->parameters());
+    linear->forward(torch::ones({3, 2})).sum().backward();
+    optimizer.step();
+    torch::save(optimizer, path);
+    int found = 0;
+    for (const auto& item : read_weights(path)) {
+      found += item.key().ends_with(".exp_avg") ? 1 : 0;
+    }
+    CHECK(found == 2);
+  }
   SECTION("tensors") {
     const auto tensor = torch::randn({2, 3});
     torch::save(tensor, path);
@@ -293,6 +308,19 @@ TEST_CASE("torch: what torch::save writes in C++", "[weights][torch]") {
     CHECK(list.size() >= 2);
     CHECK(bit_equal(list["1"], tensor.t()));
   }
+}
+
+TEST_CASE("torch: damage is found when checksums are asked for", "[weights][torch]") {
+  const TemporaryFolder folder;
+  const auto path = folder / "m.pt";
+  std::string bytes = one(tensor(storage("0", 4), 0, {4}, {1}));
+  write_bytes(path, bytes);
+  CHECK(read_weights(path, {.verify_checksums = true}).size() == 1);
+  bytes[bytes.find(std::string(16, '\1')) + 3] = '\2';
+  write_bytes(path, bytes);
+  CHECK(read_weights(path).size() == 1);
+  CHECK_THAT(error_of<Error>([&] { read_weights(path, {.verify_checksums = true}); }),
+             ContainsSubstring(R"(tensor "w": entry "m/data/0": expected the CRC-32 )"));
 }
 
 TEST_CASE("torch: no byte of a file makes a reader crash", "[weights][torch]") {

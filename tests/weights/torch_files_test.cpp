@@ -34,13 +34,20 @@ std::set<std::string> names(const StateDict& tensors) {
   return {keys.begin(), keys.end()};
 }
 
+std::string expected_format(const std::string& name) {
+  const bool script = name.starts_with("scripted") || name.starts_with("traced");
+  return name.ends_with("-legacy") ? "torch-save-legacy" : script ? "torchscript" : "torch-save";
+}
+
 TEST_CASE("Python's files hold what Python reads from them, bit for bit", "[torch-files]") {
   const auto paths = files(".pt");
   CHECK(paths.size() >= 25);
   for (std::filesystem::path path : paths) {
     INFO(path.filename().string());
     StateDict tensors("Tensor");
-    for (const auto& item : read_weights(path)) {
+    const WeightsFile file = read_weights_file(path);
+    CHECK(file.format == expected_format(path.stem()));
+    for (const auto& item : file.tensors) {
       // safetensors has no complex128: there it stands as its real view.
       const bool complex = item.value().scalar_type() == at::kComplexDouble;
       tensors.insert(item.key() + (complex ? "|complex128" : ""),
@@ -71,6 +78,14 @@ TEST_CASE("Python's files: strides and sharing are kept", "[torch-files]") {
       const StateDict tensors = read_weights(path);
       CHECK(tensors["tied"].data_ptr() == tensors["W_q.weight"].data_ptr());
     }
+  }
+}
+
+TEST_CASE("Python's files have right checksums, but those written without", "[torch-files]") {
+  for (const std::filesystem::path& path : files(".pt")) {
+    INFO(path.filename().string());
+    const std::string message = error_of<Error>([&] { read_weights(path, {.verify_checksums = true}); });
+    CHECK(message.empty() == (path.stem() != "no-crc"));
   }
 }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "weights/source.h"
+
 namespace mha::testing {
 
 /// `value` as its bytes lie in memory.
@@ -18,6 +20,11 @@ std::string bytes_of(Number value) {
   std::string bytes(sizeof value, '\0');
   std::memcpy(bytes.data(), &value, sizeof value);
   return bytes;
+}
+
+/// `bytes`, which must outlive it, as the file "file" in memory.
+inline weights::Source source_of(std::string& bytes, const ReadOptions& options = {}) {
+  return {{reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}, nullptr, "file", options};
 }
 
 /// An entry of a zip archive; every number can be made wrong.

@@ -20,7 +20,7 @@ using weights::ZipArchive;
 
 /// The archive in `bytes`, which must outlive it.
 ZipArchive open(std::string& bytes) {
-  return {{reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}, nullptr, "file"};
+  return ZipArchive(source_of(bytes));
 }
 
 std::string content(const ZipArchive& archive, const std::string& name) {
@@ -50,9 +50,25 @@ TEST_CASE("zip: entries are found, stored or deflated", "[weights][torch]") {
   CHECK(content(archive, "a/größe") == "third");
   CHECK(archive.find("a/none") == nullptr);
   CHECK(archive.find("a/one")->packed.data() == reinterpret_cast<std::byte*>(bytes.data()) + 35);
-  CHECK(archive.crc_matches(*archive.find("a/one")));
+}
+
+TEST_CASE("zip: CRCs are compared when that is asked for", "[weights][torch]") {
+  const std::string text(5000, 'x');
+  // This helper takes the CRC of what lies in the file: of a deflated entry it is wrong.
+  std::string bytes =
+      zip({{"a/one", "first"}, {"a/two", deflated(text), 8, 0, static_cast<std::uint32_t>(text.size())}});
+  const auto read = [&](const char* name, bool verify) {
+    const ZipArchive archive(source_of(bytes, {.verify_checksums = verify}));
+    archive.read(*archive.find(name), "file");
+  };
+  read("a/one", true);
+  read("a/two", false);
+  CHECK_THAT(error_of<Error>([&] { read("a/two", true); }),
+             ContainsSubstring(R"(file: entry "a/two": expected the CRC-32 )"));
   bytes[35] = 'F';
-  CHECK_FALSE(archive.crc_matches(*archive.find("a/one")));
+  read("a/one", false);
+  CHECK_THAT(error_of<Error>([&] { read("a/one", true); }),
+             ContainsSubstring("(damaged, or written under torch.serialization.set_crc32_options(False))"));
 }
 
 TEST_CASE("zip: sizes that a data descriptor or a zip64 field holds", "[weights][torch]") {
