@@ -48,7 +48,9 @@ class ConfigReader final : public nlohmann::json_sax<Json> {
   bool binary(binary_t& /*value*/) override { return other("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (value == 0 || value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+    const bool fits =
+        value > 0 && value <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    if (depth_ == 0 || !fits) {
       return other(std::to_string(value));
     }
     if (std::vector<Told>* const place = place_of_value()) {

@@ -35,7 +35,7 @@ LAYOUTS = [*SEPARATE, *STACKED, *HEAD_BY_HEAD, "pytorch", "pytorch-separate"]
 
 def lesson_weights(dtype: torch.dtype = torch.float64, *, biased: bool = True) -> State:
     weights = {f"{layer}.weight": torch.randn(WIDTH, WIDTH).to(dtype) for layer in LAYERS}
-    return weights | {f"{layer}.bias": torch.randn(WIDTH).to(dtype) * biased for layer in LAYERS}
+    return weights | {f"{layer}.bias": (torch.randn if biased else torch.zeros)(WIDTH).to(dtype) for layer in LAYERS}
 
 
 def pack(layout: str, lesson: State) -> State:

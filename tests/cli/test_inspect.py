@@ -89,11 +89,20 @@ def test_json(mha, zoo):
     }
 
 
+@pytest.fixture
+def hashing(mha, zoo) -> None:
+    run = mha("inspect", zoo[0], "--hash")
+    if run.status == 2:
+        assert run.error() == "mha: --hash: expected a tool that was built with OpenSSL, found one without"
+        pytest.skip("the tool was built without OpenSSL")
+
+
 def sha256(tensor: torch.Tensor) -> str:
     plain = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.usefixtures("hashing")
 def test_hashes_are_those_of_the_values(mha, zoo):
     path, tensors = zoo
     expected = {name: sha256(tensor) for name, tensor in tensors.items()}
@@ -103,9 +112,11 @@ def test_hashes_are_those_of_the_values(mha, zoo):
     assert {name: row.split()[-1] for name, row in run.rows().items()} == expected
 
 
+@pytest.mark.usefixtures("hashing")
 def test_hashes_of_views_are_row_major(mha, tmp_path):
     base = torch.arange(24.0).view(4, 6)
-    tensors = {"base": base, "transposed": base.t(), "column": base[:, 2], "lazy": torch.ones(3, 2).to(torch.cfloat).conj()}
+    lazy = torch.randn(3, 2, dtype=torch.complex64).conj()
+    tensors = {"base": base, "transposed": base.t(), "column": base[:, 2], "lazy": lazy}
     torch.save(tensors, tmp_path / "views.pt")
     loaded = torch.load(tmp_path / "views.pt")
     found = inspected(mha, tmp_path / "views.pt", "--hash")
@@ -223,11 +234,8 @@ def test_a_name_that_is_not_utf8(mha, tmp_path):
     data = path.read_bytes()
     assert data.count("caf\u00e9".encode()) == 1
     path.write_bytes(data.replace("caf\u00e9".encode(), b"caf\xe9\xe9"))
-    run = mha("inspect", path, "--json")
-    if run.status == 2:  # Refused by name, also in one harmless line.
-        assert run.error().startswith(f"mha: {path}: ")
-    else:
-        assert "caf" in strict_json(run.out)["tensors"][0]["name"]
+    assert list(mha("inspect", path).rows()) == ["caf\\xe9\\xe9"]
+    assert inspected(mha, path)["tensors"][0]["name"] == "caf\ufffd\ufffd"
 
 
 def test_a_wide_name_keeps_the_columns(mha, write, tmp_path):
