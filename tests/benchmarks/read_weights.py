@@ -27,7 +27,8 @@ READERS = {
     "index of 4 shards": ["safe_open", "load_file"],
     "torch.save": ["torch.load mmap", "torch.load"],
     "torch.save, deflated": ["torch.load"],
-    "torch.save, legacy": ["torch.load"],
+    "legacy, aligned": ["torch.load"],
+    "legacy, unaligned": ["torch.load"],
     "TorchScript": ["torch.jit.load"],
 }
 
@@ -64,7 +65,11 @@ def write_files(folder, mib):
         weight_map.update(dict.fromkeys(part, shard))
     (folder / "index of 4 shards").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     torch.save(tensors, folder / "torch.save")
-    torch.save(tensors, folder / "torch.save, legacy", _use_new_zipfile_serialization=False)
+    # The data begins wherever the pickles before it end: a note of one letter more or less makes it odd or even.
+    for note in ("x", "xx"):
+        path = folder / "legacy"
+        torch.save({**tensors, "note": note}, path, _use_new_zipfile_serialization=False)
+        path.rename(folder / f"legacy, {'unaligned' if path.stat().st_size % 2 else 'aligned'}")
     torch.jit.script(model).save(str(folder / "TorchScript"))
     with (
         zipfile.ZipFile(folder / "torch.save") as archive,
@@ -112,6 +117,7 @@ def read(path, reader):
         tensors = read_one(str(path))
     seconds = time.perf_counter() - start
     peak_read = memory("VmHWM")
+    tensors.pop("note", None)
     total = sum(tensor.view(-1).view(torch.int64).sum().item() for tensor in tensors.values()) % 2**64
     result = {"read": seconds, "all": time.perf_counter() - start, "before": before, "peak_read": peak_read}
     print(json.dumps(result | {"peak": memory("VmHWM"), "tensors": len(tensors), "sum": total}))
