@@ -40,7 +40,7 @@ class ConfigReader final : public nlohmann::json_sax<Json> {
 
   std::vector<ConfigSection> take() && { return std::move(sections_); }
 
-  bool null() override { return true; }  // as good as absent
+  bool null() override { return depth_ > 0 || other("null"); }  // as good as absent
   bool boolean(bool value) override { return other(value ? "true" : "false"); }
   bool number_integer(number_integer_t value) override { return other(std::to_string(value)); }
   bool number_float(number_float_t /*value*/, const string_t& text) override { return other(escape(text)); }

@@ -270,3 +270,13 @@ def with_element():
         return copy
 
     return with_element
+
+
+@pytest.fixture
+def model(write, tmp_path):
+    """Writes tensors of any strides to `model.safetensors` and returns its path."""
+
+    def model(tensors, said=None) -> Path:
+        return write(tmp_path / "model.safetensors", {n: t.contiguous() for n, t in tensors.items()}, said)
+
+    return model

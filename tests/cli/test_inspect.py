@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import strict_json
 from safetensors.torch import save_file
 
 HOSTILE = "x\n\x1b[31m\u202e\x9b2J\r"
@@ -17,7 +16,7 @@ HOSTILE = "x\n\x1b[31m\u202e\x9b2J\r"
 def inspected(mha, path, *arguments) -> dict:
     run = mha("inspect", path, "--json", *arguments)
     assert run.status == 0 and run.err == ""
-    return strict_json(run.out)
+    return run.json()
 
 
 def bert(prefix: str, width: int = 8) -> dict[str, torch.Tensor]:

@@ -104,6 +104,7 @@ TEST_CASE("num_heads_beside: numbers that contradict the width") {
 TEST_CASE("num_heads_beside: files that are no config") {
   CHECK(refused("") == "expected valid JSON, found something else at its byte 1");
   CHECK(refused("[]") == "expected a JSON object, found an array");
+  CHECK(refused("null") == "expected a JSON object, found null");
   CHECK(refused("7") == "expected a JSON object, found 7");
   CHECK(refused(R"({"n_head": 4} x)") == "expected valid JSON, found something else at its byte 15");
   CHECK(refused("{\"\xff\": 4}").starts_with("expected valid JSON, found "));
