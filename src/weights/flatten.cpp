@@ -15,8 +15,14 @@ using Kind = PickleValue::Kind;
 
 /// A value that is reached on several ways has a name for each: these bound a file in which the ways, or the
 /// text of their names, multiply.
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION  // a fuzzer has no time to come that far
+constexpr std::size_t kMaxVisits = 40'000;
+#else
 constexpr std::size_t kMaxVisits = 4'000'000;
+#endif
 constexpr std::size_t kMaxNameBytes = std::size_t{64} << 20;
+/// More than a checkpoint of 100 000 parameters has with its optimizer. A name costs some 200 bytes.
+constexpr std::size_t kMaxTensors = 400'000;
 /// Deeper than any model, and no danger to the stack.
 constexpr std::size_t kMaxDepth = 256;
 
@@ -46,26 +52,18 @@ const PickleNode* module_state(const PickleNode& object) {
   return nullptr;
 }
 
-/// The texts of a set, in any of the forms that a pickle can give it.
-std::unordered_set<std::string_view> texts_of_set(const PickleValue* value) {
-  std::unordered_set<std::string_view> texts;
-  const std::vector<PickleValue>* items = nullptr;
+/// The elements of a set, in any of the forms that a pickle can give it; nullptr when it is none.
+const std::vector<PickleValue>* items_of_set(const PickleValue* value) {
   if (value != nullptr && value->is(Kind::kSet)) {
-    items = &value->node().items;
-  } else if (value != nullptr && value->is(Kind::kObject)) {  // set([...])
+    return &value->node().items;
+  }
+  if (value != nullptr && value->is(Kind::kObject)) {  // set([...])
     const std::vector<PickleValue>& arguments = value->node().arguments.node().items;
     if (!arguments.empty() && arguments[0].is(Kind::kList)) {
-      items = &arguments[0].node().items;
+      return &arguments[0].node().items;
     }
   }
-  if (items != nullptr) {
-    for (const PickleValue& item : *items) {
-      if (item.is(Kind::kText)) {
-        texts.insert(item.text());
-      }
-    }
-  }
-  return texts;
+  return nullptr;
 }
 
 class Flattener {
@@ -186,6 +184,19 @@ class Flattener {
     }
   }
 
+  std::unordered_set<std::string_view> texts_of_set(const PickleValue* value) {
+    std::unordered_set<std::string_view> texts;
+    if (const std::vector<PickleValue>* const items = items_of_set(value)) {
+      count_visits(items->size());
+      for (const PickleValue& item : *items) {
+        if (item.is(Kind::kText)) {
+          texts.insert(item.text());
+        }
+      }
+    }
+    return texts;
+  }
+
   static bool has_pairs(const PickleValue* value) {
     return value != nullptr && (value->is(Kind::kDict) || value->is(Kind::kObject)) && value->node().pairs;
   }
@@ -239,6 +250,9 @@ class Flattener {
     const std::string where = file_ + ": tensor " + quote(name_);
     if (result_.contains(name_)) {
       throw Error(where + ": expected one tensor of that name, found two");
+    }
+    if (result_.size() == kMaxTensors) {
+      throw Error(file_ + ": expected at most " + std::to_string(kMaxTensors) + " tensors, found more");
     }
     count_name_bytes(name_.size());
     result_.insert(name_, tensors_.make(record, where));

@@ -53,9 +53,10 @@ constexpr std::array<Format, 7> kFormats{{
      "GGUF (llama.cpp), which is not supported"},
 }};
 
-/// JSON: an index, the one format that leads to other files.
+/// JSON: an index, the one format that leads to other files. A safetensors file begins with the length of its
+/// header, whose lowest byte is a brace when it is 123.
 bool is_index(Bytes bytes) {
-  return text(bytes).starts_with("{");
+  return text(bytes).starts_with("{") && !kFormats.front().recognises(text(bytes));
 }
 
 weights::Source open(const std::filesystem::path& path, const ReadOptions& options) {

@@ -19,6 +19,12 @@ using Json = nlohmann::json;
 /// More than any real tensor has, and few enough that messages and LibTorch bear it.
 constexpr std::size_t kMaxRank = 64;
 
+/// Memory that a header may take once it is read and its tensors are made, which can be many times its own.
+/// 100 000 tensors need about half.
+constexpr std::size_t kMaxMemory = std::size_t{160} << 20;
+constexpr std::size_t kTensorBytes = 800;  // of an entry, what checks it, and the tensor
+constexpr std::size_t kMetadataBytes = 160;
+
 /// Takes nlohmann's parse events one by one. A tree of the whole header would keep only one of two equal keys
 /// and cost many times the header's size; this keeps just what the format allows and stops at the first thing
 /// it does not.
@@ -42,6 +48,7 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
       if (tensor_.shape.size() == kMaxRank) {
         fail("expected at most " + std::to_string(kMaxRank) + " dimensions, found more");
       }
+      charge(2 * sizeof value);
       tensor_.shape.push_back(static_cast<std::int64_t>(value));
     } else if (state_ == State::kInOffsets) {
       if (offsets_ == 2) {
@@ -56,6 +63,7 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
 
   bool string(string_t& value) override {
     if (state_ == State::kMetadataValue) {
+      charge(kMetadataBytes + 2 * (key_.size() + value.size()));
       header_.metadata[key_] = std::move(value);
       state_ = State::kInMetadata;
     } else if (state_ == State::kDtype) {
@@ -160,6 +168,7 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
       {{"dtype", State::kDtype}, {"shape", State::kShape}, {"data_offsets", State::kOffsets}}};
 
   void start_entry(const std::string& name) {
+    charge(kTensorBytes + 4 * name.size());
     if (!names_.insert(name).second) {
       throw Error(file_ + ": tensor " + quote(name) + ": expected once in the header, found twice");
     }
@@ -197,6 +206,14 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
       known += (known.empty() ? "" : " ") + std::string(each.name);
     }
     fail("expected a dtype of " + known + ", found " + quote(name));
+  }
+
+  void charge(std::size_t bytes) {
+    spent_ += bytes;
+    if (spent_ > kMaxMemory) {
+      throw Error(file_ + ": expected a header of at most " + std::to_string(kMaxMemory >> 20) +
+                  " MiB once it is read, found more");
+    }
   }
 
   [[noreturn]] void fail(const std::string& why) const {
@@ -237,6 +254,7 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
   TensorEntry tensor_;  // being read
   std::array<bool, kFields.size()> seen_{};
   int offsets_ = 0;
+  std::size_t spent_ = 0;
 };
 
 }  // namespace

@@ -38,13 +38,13 @@ bool ScriptClasses::may_list(std::string_view class_name, std::string_view attri
   if (dot == std::string_view::npos) {
     return true;
   }
-  const std::string module(class_name.substr(0, dot));
-  auto known = modules_.find(module);
-  if (known == modules_.end()) {
-    std::string path = module;
-    std::replace(path.begin(), path.end(), '.', '/');
+  // Kept by path: dots and slashes in a name can lead to one file in more ways than there is time for.
+  std::string path(class_name.substr(0, dot));
+  std::replace(path.begin(), path.end(), '.', '/');
+  auto known = files_.find(path);
+  if (known == files_.end()) {
     const std::optional<std::string> code = code_(path + ".py");
-    known = modules_.emplace(module, code ? parse(*code) : Classes{}).first;
+    known = files_.emplace(path, code ? parse(*code) : Classes{}).first;
   }
   const auto found = known->second.find(std::string(class_name.substr(dot + 1)));
   return found == known->second.end() || found->second.count(std::string(attribute)) != 0;

@@ -31,8 +31,7 @@ class ScriptClasses {
   static Classes parse(std::string_view code);
 
   Code code_;
-  std::unordered_map<std::string, Classes>
-      modules_;  // read so far, by what stands before the class's own name
+  std::unordered_map<std::string, Classes> files_;  // read so far, by path without suffix
 };
 
 }  // namespace mha::weights

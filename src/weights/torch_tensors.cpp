@@ -62,6 +62,10 @@ constexpr std::array<RebuildFunction, 17> kRebuildFunctions{{
 
 /// Wrappers around wrappers are at most a few; a record that wraps itself has no end.
 constexpr int kMaxWrappers = 16;
+/// Python keeps two flags beside a tensor at most; a search in many would be paid for by every tensor again.
+constexpr std::size_t kMaxFlags = 16;
+/// Conjugated and negated copies of one storage. Views of a tensor and of its real and imaginary part need two.
+constexpr std::size_t kMaxResolved = 4;
 /// As many dimensions as Python's tensors can have.
 constexpr std::size_t kMaxDimensions = 64;
 
@@ -141,10 +145,26 @@ void copy_releasing(const OwnedBytes& from, std::byte* to) {
 }
 
 /// Python keeps the flags of lazy conjugation and negation beside the data: {"conj": True}.
-bool has_flag(const Arguments& arguments, std::size_t at, std::string_view flag) {
+PickleValue flags_of(const Arguments& arguments, std::size_t at, const std::string& where) {
   const PickleValue flags = arguments.size() > at ? unwrap(arguments[at]) : PickleValue{};
+  if (!flags.is(Kind::kDict)) {
+    return {};
+  }
+  if (flags.node().items.size() > 2 * kMaxFlags) {
+    refuse(where, "expected at most " + std::to_string(kMaxFlags) + " flags of a tensor, found " +
+                      std::to_string(flags.node().items.size() / 2));
+  }
+  return flags;
+}
+
+bool has_flag(const PickleValue& flags, std::string_view flag) {
   const PickleValue* const value = flags.is(Kind::kDict) ? find_key(flags.node(), flag) : nullptr;
   return value != nullptr && value->is(Kind::kBool) && value->integer() != 0;
+}
+
+bool can_be_negated(c10::ScalarType dtype) {
+  return c10::isComplexType(dtype) || dtype == c10::kDouble || dtype == c10::kFloat || dtype == c10::kHalf ||
+         dtype == c10::kBFloat16;
 }
 
 }  // namespace
@@ -273,13 +293,37 @@ at::Tensor TensorMaker::make_view(const Arguments& arguments, bool has_dtype, co
                       dtype_text(dtype) + ", found shape " + shape_text(shape) + ", strides " +
                       shape_text(strides) + ", offset " + std::to_string(offset));
   }
-  at::Tensor tensor = at::empty({0}, options)
-                          .set_(aligned(kept, static_cast<std::size_t>(item_size)), offset, shape, strides);
-  const std::size_t flags = has_dtype ? 7 : 6;
-  if (has_flag(arguments, flags, "conj") && tensor.is_complex()) {
-    tensor = tensor.conj().resolve_conj();
+  const PickleValue flags = flags_of(arguments, has_dtype ? 7 : 6, where);
+  Resolved wanted{dtype, c10::isComplexType(dtype) && has_flag(flags, "conj"), has_flag(flags, "neg"), {}};
+  if (wanted.conjugated || wanted.negated) {
+    return resolve(kept, std::move(wanted), where).as_strided(shape, strides, offset);
   }
-  return has_flag(arguments, flags, "neg") ? tensor.neg() : tensor;
+  return at::empty({0}, options)
+      .set_(aligned(kept, static_cast<std::size_t>(item_size)), offset, shape, strides);
+}
+
+/// All elements at once and once only: a view may repeat them without end, and many views may share them.
+const at::Tensor& TensorMaker::resolve(KeptStorage& kept, Resolved wanted, const std::string& where) {
+  for (const Resolved& known : kept.resolved) {
+    if (known.dtype == wanted.dtype && known.conjugated == wanted.conjugated &&
+        known.negated == wanted.negated) {
+      return known.elements;
+    }
+  }
+  if (!can_be_negated(wanted.dtype)) {
+    refuse(where, "expected a dtype that can be negated, found " + dtype_text(wanted.dtype));
+  }
+  if (kept.resolved.size() == kMaxResolved) {
+    refuse(where, "expected at most " + std::to_string(kMaxResolved) +
+                      " conjugated or negated copies of its storage, found more");
+  }
+  const std::size_t item_size = c10::elementSize(wanted.dtype);
+  const auto count = static_cast<std::int64_t>(kept.bytes.bytes.size() / item_size);
+  at::Tensor elements =
+      at::empty({0}, at::TensorOptions().dtype(wanted.dtype)).set_(aligned(kept, item_size), 0, {count}, {1});
+  elements = wanted.conjugated ? elements.conj().resolve_conj() : elements;
+  wanted.elements = wanted.negated ? elements.neg() : elements;
+  return kept.resolved.emplace_back(std::move(wanted)).elements;
 }
 
 TensorMaker::KeptStorage& TensorMaker::keep(const StorageReference& reference, const std::string& where) {

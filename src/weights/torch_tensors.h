@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "weights/pickle_value.h"
 #include "weights/zip_archive.h"
@@ -44,15 +46,25 @@ class TensorMaker {
   at::Tensor make(const PickleValue& record, const std::string& where);
 
  private:
+  /// All elements of a storage, conjugated or negated: what Python does only when it looks at them.
+  struct Resolved {
+    c10::ScalarType dtype;
+    bool conjugated;
+    bool negated;
+    at::Tensor elements;
+  };
+
   struct KeptStorage {
     OwnedBytes bytes;
     c10::Storage in_place;
     c10::Storage copy;  // aligned; made when the bytes in place are not
+    std::vector<Resolved> resolved;
   };
 
   at::Tensor make_view(const std::vector<PickleValue>& arguments, bool has_dtype, const std::string& where);
   KeptStorage& keep(const StorageReference& reference, const std::string& where);
   static c10::Storage aligned(KeptStorage& kept, std::size_t item_size);
+  static const at::Tensor& resolve(KeptStorage& kept, Resolved wanted, const std::string& where);
 
   Storages storages_;
   std::unordered_map<std::string, KeptStorage> kept_;

@@ -15,6 +15,13 @@ namespace {
 
 using namespace zip;  // NOLINT(google-build-using-namespace): the constants of the format
 
+/// More than any model has tensors. A directory costs three times its size in memory.
+constexpr std::size_t kMaxEntries = 1'000'000;
+/// What deflated entries may take together, however small they are in the file: PyTorch deflates nothing, and
+/// weights that other tools deflate hardly shrink. Also: this many times the file.
+constexpr std::uint64_t kMaxInflated = std::uint64_t{128} << 20;
+constexpr std::uint64_t kMaxInflatedRatio = 8;
+
 /// Numbers of a record whose size has been checked.
 template <typename Number>
 Number number(std::span<const std::byte> record, std::size_t at) {
@@ -54,6 +61,10 @@ class DirectoryReader {
       refuse("expected a zip directory of " + std::to_string(directory.entries) + " entries, found " +
              std::to_string(directory.size) + " bytes");
     }
+    if (directory.entries > kMaxEntries) {
+      refuse("expected a zip directory of at most " + std::to_string(kMaxEntries) + " entries, found " +
+             std::to_string(directory.entries));
+    }
     std::vector<ZipEntry> entries;
     entries.reserve(static_cast<std::size_t>(directory.entries));
     auto rest =
@@ -66,6 +77,7 @@ class DirectoryReader {
              std::to_string(rest.size()) + " bytes more");
     }
     check_overlaps(entries);
+    check_inflated_size(entries);
     return entries;
   }
 
@@ -234,6 +246,18 @@ class DirectoryReader {
       if (next < packed.data() + packed.size()) {
         refuse(*by_place[i], "expected bytes of its own, found those of " + quote(by_place[i - 1]->name));
       }
+    }
+  }
+
+  void check_inflated_size(const std::vector<ZipEntry>& entries) const {
+    const std::uint64_t limit = std::max(kMaxInflated, kMaxInflatedRatio * bytes_.size());
+    std::uint64_t size = 0;
+    for (const ZipEntry& entry : entries) {
+      size += entry.deflated ? std::min(entry.size, limit + 1 - size) : 0;
+    }
+    if (size > limit) {
+      refuse("expected deflated entries of at most " + std::to_string(limit) +
+             " bytes together, found more; pack them without compression");
     }
   }
 

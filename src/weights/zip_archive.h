@@ -26,9 +26,10 @@ struct ZipEntry {
 /// The entries of a zip archive in memory, found through its central directory.
 class ZipArchive {
  public:
-  /// Reads the directory of a whole file. An `mha::Error` tells what is broken: every entry must lie inside the file, before the directory, and overlap no
-  /// other; its local header must agree with the directory. Zip64 is understood; encryption, several disks
-  /// and methods other than stored and deflated are refused.
+  /// Reads the directory of a whole file. An `mha::Error` tells what is broken: every entry must lie inside the
+  /// file, before the directory, and overlap no other; its local header must agree with the directory. Zip64 is
+  /// understood; encryption, several disks, methods other than stored and deflated, and deflated entries that
+  /// would take far more than the file are refused.
   explicit ZipArchive(Source source);
 
   /// In the order of the directory. Names are unique.

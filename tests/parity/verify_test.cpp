@@ -312,8 +312,9 @@ TEST_CASE("weights in another layout, by option or by the case's metadata") {
   options.layout = "auto";
   const auto report = verify(options);
   CHECK(report.verdict == Verdict::bit_exact);
-  CHECK_THAT(report.description,
-             ContainsSubstring("; layout gpt-neox, other names ignored: 1; projections only: "));
+  CHECK_THAT(
+      report.weights,
+      ContainsSubstring("weights.safetensors, layout gpt-neox, other names ignored: 1; projections only: "));
   builder.metadata["layout"] = "gpt-neox";
   CHECK(verify().verdict == Verdict::bit_exact);
   options.layout = "bert";

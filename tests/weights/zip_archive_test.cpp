@@ -5,6 +5,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "mha/weights.h"
@@ -180,9 +181,32 @@ TEST_CASE("zip: a deflated entry is as large as the directory says", "[weights][
                   Row{entry("\xFF\xFF\xFF", 26), "expected a deflate stream"},
                   Row{entry("", 0), "whole deflate stream"},
                   // Refused before anything is allocated.
-                  Row{entry(stream, 0xFFFFFFFE), "at most 1032 times its compressed size"}}) {
+                  Row{entry(stream, 1U << 20), "at most 1032 times its compressed size"}}) {
     const ZipArchive archive = open(row.bytes);
     CHECK_THAT(error_of<Error>([&] { content(archive, "a/b"); }), ContainsSubstring(row.message));
+  }
+}
+
+TEST_CASE("zip: deflated entries that take far more than the file are refused", "[weights][torch]") {
+  const std::string message = "expected deflated entries of at most 134217728 bytes together, found more";
+  const std::string stream = deflated(std::string(1 << 20, '\0'));
+  const auto bomb = [&](std::uint32_t size, int count) {
+    std::vector<Entry> entries;
+    for (int i = 0; i < count; ++i) {
+      entries.push_back({"a/" + std::to_string(i), stream, 8, 0, size});
+    }
+    return zip(entries);
+  };
+  for (const auto& [size, count, refused] : {std::tuple{1U << 27, 1, false},
+                                             {(1U << 27) + 1, 1, true},
+                                             {1U << 20, 128, false},
+                                             {1U << 20, 129, true},
+                                             {0xFFFFFFFE, 1, true},
+                                             {0xFFFFFFFE, 1000, true}}) {
+    INFO(count << " of " << size);
+    std::string bytes = bomb(size, count);
+    CHECK((error_of<Error>([&] { open(bytes); }).find(message) != std::string::npos) == refused);
+    CHECK(error_of<Error>([&] { open(bytes); }).empty() != refused);
   }
 }
 
