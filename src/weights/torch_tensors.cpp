@@ -136,7 +136,7 @@ c10::Storage storage_over(const OwnedBytes& owned) {
 
 /// Copies piece by piece and gives back the file's pages behind it: it shall not be in memory twice.
 void copy_releasing(const OwnedBytes& from, std::byte* to) {
-  constexpr std::size_t kPiece = std::size_t{8} << 20;
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t done = 0; done < from.bytes.size(); done += kPiece) {
     const auto piece = from.bytes.subspan(done, std::min(kPiece, from.bytes.size() - done));
     std::memcpy(to + done, piece.data(), piece.size());
