@@ -1,5 +1,6 @@
 """Finds the weights of one attention block in whatever file training left behind."""
 
+import pickle
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -25,13 +26,17 @@ def read_attention_weights(path: Path, prefix: str = "") -> dict[str, torch.Tens
     """The eight tensors of the block under `prefix` (its final dot is optional), by the lesson's names."""
     prefix = prefix if not prefix or prefix.endswith(".") else prefix + "."
     found: list[str] = []
-    for state_dict in _state_dicts(_load(path)):
-        for names in (state_dict, _without_wrappers(state_dict)):
+    for outer, state_dict in _state_dicts(_load(path)):
+        # Full names too: `mha inspect` shows them.
+        full = {outer + name: tensor for name, tensor in state_dict.items()}
+        for names in (state_dict, _without_wrappers(state_dict), full):
             if all(prefix + name in names for name in NAMES):
                 return _checked(path, prefix, {name: names[prefix + name] for name in NAMES})
         found += [name for name in state_dict if name not in found]
     expected = ", ".join(prefix + name for name in NAMES)
-    raise CheckpointError(f"{path}: expected {expected}; found {_described(found)}")
+    raise CheckpointError(
+        f"{path}: expected {expected} (mha convert writes other layouts by these names); found {_described(found)}"
+    )
 
 
 def _load(path: Path) -> object:
@@ -58,19 +63,23 @@ def _load(path: Path) -> object:
             return torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:  # Every reader has its own kinds, and a damaged file can raise any.
         reason = str(error).strip().partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError):  # PyTorch's own advice is to run what the file says.
+            reason = "found other objects or another format; try mha convert FILE weights.safetensors --keep-names"
         raise CheckpointError(
             f"{path}: expected a torch.save, TorchScript or safetensors file with weights only: {reason}"
         ) from error
 
 
-def _state_dicts(content: object, depth: int = 2) -> Iterator[dict[str, torch.Tensor]]:
-    """The mappings from names to tensors in a checkpoint, the outermost first."""
+def _state_dicts(
+    content: object, outer: str = "", depth: int = 2
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """The mappings from names to tensors in a checkpoint with the names they are under, the outermost first."""
     if not isinstance(content, Mapping):
         return
-    yield {str(name): tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+    yield outer, {str(name): tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
     if depth > 0:
         for name in _NESTED:
-            yield from _state_dicts(content.get(name), depth - 1)
+            yield from _state_dicts(content.get(name), f"{outer}{name}.", depth - 1)
 
 
 def _without_wrappers(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

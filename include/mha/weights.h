@@ -123,7 +123,8 @@ struct MHA_EXPORT LoadOptions {
   std::string layout = {};  // NOLINT(readability-redundant-member-init)
 
   /// Needed by layouts that keep query, key and value head by head (`gpt-neox`, `qkv-layer`) and by `t5`,
-  /// whose file does not say it. Checked where given.
+  /// whose file does not say it. Where given, it must divide d_model; that it is the module's own is up to you:
+  /// a state dict does not tell. `num_heads_beside` finds it in a `config.json`.
   std::optional<int64_t> num_heads = std::nullopt;
 };
 

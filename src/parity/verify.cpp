@@ -149,7 +149,7 @@ class Verification {
   Weights prepare_weights(int64_t num_heads) {
     auto weights = read_case_weights();
     if (!weights.layout.empty()) {
-      naming(weights.file, [&] {
+      naming(weights, [&] {
         weights.tensors =
             to_lesson(weights.tensors,
                       {.prefix = weights.prefix, .layout = weights.layout, .num_heads = num_heads}, &layout_);
@@ -159,13 +159,15 @@ class Verification {
     return weights;
   }
 
-  /// Calls `use`, and has its errors begin with the file that is used.
+  /// Calls `use`, and has its errors begin with the file that is used and end with what may help.
   template <typename Use>
-  static void naming(const std::filesystem::path& file, const Use& use) {
+  static void naming(const Weights& weights, const Use& use) {
     try {
       use();
     } catch (const c10::Error& error) {
-      throw Error(show(file) + ": " + error.what_without_backtrace());
+      const bool other_names = weights.layout.empty() && !find_attention(weights.tensors).empty();
+      throw Error(show(weights.file) + ": " + error.what_without_backtrace() +
+                  (other_names ? "; --layout auto takes other layouts than the lesson's" : ""));
     }
   }
 
@@ -192,7 +194,7 @@ class Verification {
     for (const auto& item : state_dict(*module)) {
       fresh.insert(item.key(), item.value().clone());
     }
-    naming(weights.file, [&] { load_state_dict(*module, weights.tensors, {.prefix = weights.prefix}); });
+    naming(weights, [&] { load_state_dict(*module, weights.tensors, {.prefix = weights.prefix}); });
     describe(weights);
     if (reference_.init_seed) {
       for (const auto& item : state_dict(*module)) {

@@ -30,7 +30,10 @@ struct Descriptor {
 };
 
 const char* kind_of(mode_t mode) {
-  return S_ISDIR(mode) ? "a directory" : S_ISFIFO(mode) ? "a pipe" : S_ISSOCK(mode) ? "a socket" : "a device";
+  return S_ISDIR(mode)    ? "a directory (name a file in it, or the index of its shards)"
+         : S_ISFIFO(mode) ? "a pipe"
+         : S_ISSOCK(mode) ? "a socket"
+                          : "a device";
 }
 
 }  // namespace

@@ -129,9 +129,10 @@ const Layout& choose(const StateDict& state_dict, const std::string& prefix, std
 
 void check_num_heads(const Layout& layout, const LoadOptions& options, int64_t d_model) {
   if (!options.num_heads) {
-    TORCH_CHECK_VALUE(!weights::needs_num_heads(layout), "to_lesson: ", in_layout(layout),
-                      ": expected num_heads to be given, for its weights cannot be told apart without; found "
-                      "none");
+    TORCH_CHECK_VALUE(
+        !weights::needs_num_heads(layout), "to_lesson: ", in_layout(layout),
+        ": expected LoadOptions::num_heads, without which its weights cannot be told apart, found "
+        "none");
     return;
   }
   TORCH_CHECK_VALUE(*options.num_heads > 0 && d_model % *options.num_heads == 0,

@@ -103,7 +103,7 @@ TEST_CASE("layouts: tensors that are no weights are refused", "[weights]") {
 
 TEST_CASE("layouts: num_heads is needed where only it tells the heads apart", "[weights]") {
   for (const char* name : {"gpt-neox", "qkv-layer", "t5"}) {
-    CHECK_THAT(message_for(name, {}), ContainsSubstring("expected num_heads to be given"));
+    CHECK_THAT(message_for(name, {}), ContainsSubstring("expected LoadOptions::num_heads, without which"));
   }
   CHECK(message_for("bert", {}).empty());
   for (const int64_t bad : {5, 0, -3}) {
