@@ -51,7 +51,8 @@ def expected(file: dict) -> list[dict]:
 
 
 def wrong(manifest, runs, is_right) -> list[str]:
-    return [f"{run['file']} ({manifest[run['file']]['rule']}): {run}" for run in runs if not is_right(manifest[run["file"]], run)]
+    tried = [(manifest[run["file"]], run) for run in runs]
+    return [f"{file['file']} ({file['rule']}): {run}" for file, run in tried if not is_right(file, run)]
 
 
 def test_every_file_is_tried(manifest, runs):

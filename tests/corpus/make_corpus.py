@@ -10,11 +10,11 @@ reader did. FOLDER/manifest.json tells it:
       {"file": "zip/overlap.pt", "rule": "bytes of its own", "outcome": "refused", "message": "a part of the message",
        "blames": "zip/overlap.pt"},
       {"file": "zip/stored.pt", "rule": "stored entries", "outcome": "reads", "listed_only": false,
-       "tensors": [{"name": "77", "dtype": "float32", "shape": [4], "values": "row-major little-endian bytes in hex, or null"}]}]}
+       "tensors": [{"name": "77", "dtype": "float32", "shape": [4], "values": "0000803f..."}]}]}
 
-Names are in hex, for they may be in no encoding. A message begins with the name of the file that `blames` tells: the one
-that is read, or a shard of it. `listed_only` marks files whose tensors stand for more elements than can be looked at one by one. The bytes are the same in
-every run.
+Names are in hex, for they may be in no encoding; so are values, row-major and little-endian, or they are null. A message
+begins with the name of the file that `blames` tells: the one that is read, or a shard of it. `listed_only` marks files
+whose tensors stand for more elements than can be looked at one by one. The bytes are the same in every run.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
     run_tool.py TOOL CORPUS WORKING_FOLDER
 
-Prints a line of JSON for each file: {"file", "status" (negative: the signal), "out", "err", "cpu_s", "wall_s", "peak_kib"}. The
-first is for a small legal file. As many run at once as there are processors, which CPU time and memory do not tell. A
-process of its own, for the peak memory of a child counts that of whoever started it.
+Prints a line of JSON for each file: {"file", "status" (negative: the signal), "out", "err", "cpu_s", "wall_s", "peak_kib"}.
+The first is for a small legal file. As many run at once as there are processors, which CPU time and memory do not tell.
+A process of its own, for the peak memory of a child counts that of whoever started it.
 """
 
 import concurrent.futures

@@ -11,12 +11,12 @@ BEHIND = pkl(dct({"big": tensor(storage("0", ELEMENTS), 0, (ELEMENTS,)), "w": te
 
 
 def zip64() -> dict[int, bytes]:
-    """A storage of 5 GiB, and behind it the pickle and a storage whose offsets need 64 bits."""
+    """A storage of 5 GiB, aligned as PyTorch does by a field FB, and behind it the pickle and a storage whose offsets need 64 bits."""
     parts, directory, at = {}, b"", 0
     full = 0xFFFFFFFF
     for each, size in ((file("m/data/0"), 4 * ELEMENTS), (file("m/data.pkl", BEHIND), len(BEHIND)), (file("m/data/1", DATA), len(DATA))):
         in_zip64 = (u64(size) * 2 if size > full else b"") + (u64(at) if at > full else b"")
-        each.local_extra = u16(1) + u16(16) + u64(size) * 2 if size > full else b""
+        each.local_extra = u16(1) + u16(16) + u64(size) * 2 + u16(0x4246) + u16(2) + bytes(2) if size > full else b""
         each.extra = u16(1) + u16(len(in_zip64)) + in_zip64 if in_zip64 else b""
         told = min(size, full)
         parts[at] = local_header(each, told, told, 0) + each.data
