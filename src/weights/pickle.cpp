@@ -18,7 +18,8 @@ constexpr int kHighestProtocol = 5;
 /// What each opcode does.
 class Interpreter : private PickleMachine {
  public:
-  Interpreter(std::span<const std::byte> bytes, const std::string& where) : PickleMachine(bytes, where) {}
+  Interpreter(std::span<const std::byte> bytes, const std::string& where, std::size_t budget)
+      : PickleMachine(bytes, where, budget) {}
 
   Pickle run() && {
     while (step(static_cast<Opcode>(read<std::uint8_t>()))) {
@@ -331,8 +332,8 @@ class Interpreter : private PickleMachine {
 
 }  // namespace
 
-Pickle read_pickle(std::span<const std::byte> bytes, const std::string& where) {
-  return Interpreter(bytes, where).run();
+Pickle read_pickle(std::span<const std::byte> bytes, const std::string& where, std::size_t file_size) {
+  return Interpreter(bytes, where, kPickleBudget + file_size).run();
 }
 
 }  // namespace mha::weights

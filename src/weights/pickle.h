@@ -16,7 +16,8 @@ namespace mha::weights {
 /// 5, and of older ones what Python 2 wrote in binary mode.
 ///
 /// An `mha::Error` that begins with `where` tells what is broken. Memory is bounded: every allocation is paid
-/// for by bytes of the pickle, and by a budget that honest files are far from.
-Pickle read_pickle(std::span<const std::byte> bytes, const std::string& where);
+/// for by bytes of the pickle, and by a budget that honest files are far from. It grows with `file_size`, the
+/// bytes of the file around the pickle.
+Pickle read_pickle(std::span<const std::byte> bytes, const std::string& where, std::size_t file_size = 0);
 
 }  // namespace mha::weights

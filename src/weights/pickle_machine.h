@@ -16,8 +16,8 @@
 
 namespace mha::weights {
 
-/// Memory that one pickle may take beyond its own bytes. A checkpoint of 100 000 tensors with its optimizer
-/// needs less than half.
+/// Memory that one pickle may take beyond its own bytes and as much as its file takes. A tensor takes about
+/// 1.8 KB of it: 90 000 of them fit into any file, and more into one that also holds their data.
 inline constexpr std::size_t kPickleBudget = std::size_t{160} << 20;
 
 // What things take at most, with the room that growing vectors hold.
@@ -29,8 +29,8 @@ inline constexpr std::size_t kMemoBytes = 2 * sizeof(std::optional<PickleValue>)
 class PickleMachine {
  protected:
   /// Errors begin with `where`, which must outlive this, as `bytes` must.
-  PickleMachine(std::span<const std::byte> bytes, const std::string& where)
-      : text_(reinterpret_cast<const char*>(bytes.data()), bytes.size()), where_(where) {}
+  PickleMachine(std::span<const std::byte> bytes, const std::string& where, std::size_t budget)
+      : budget_(budget), text_(reinterpret_cast<const char*>(bytes.data()), bytes.size()), where_(where) {}
 
   std::size_t position() const { return at_; }
 
@@ -144,7 +144,7 @@ class PickleMachine {
     const PickleValue value = top();
     if (index >= memo_.size()) {
       const std::size_t more = index + 1 - memo_.size();
-      charge(more > kPickleBudget / kMemoBytes ? kPickleBudget : more * kMemoBytes);
+      charge(more > budget_ / kMemoBytes ? budget_ : more * kMemoBytes);
       memo_.resize(index + 1);
     }
     memo_[index] = value;
@@ -158,8 +158,9 @@ class PickleMachine {
   }
 
   void charge(std::size_t bytes) {
-    if (bytes > kPickleBudget - spent_) {
-      refuse("expected values of at most " + std::to_string(kPickleBudget >> 20) + " MiB, found more");
+    if (bytes > budget_ - spent_) {
+      refuse("expected values of at most " + std::to_string(kPickleBudget >> 20) +
+             " MiB, found more (beyond the size of the file)");
     }
     spent_ += bytes;
   }
@@ -169,6 +170,7 @@ class PickleMachine {
   }
 
  private:
+  std::size_t budget_;
   std::string_view text_;
   const std::string& where_;
   std::size_t at_ = 0;

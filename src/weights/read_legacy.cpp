@@ -23,7 +23,11 @@ constexpr std::int64_t kVersion = 1001;
 class LegacyReader {
  public:
   explicit LegacyReader(const Source& source)
-      : rest_(source.bytes), owner_(source.owner), is_mapped_(source.is_mapped), file_(source.file) {}
+      : file_size_(source.bytes.size()),
+        rest_(source.bytes),
+        owner_(source.owner),
+        is_mapped_(source.is_mapped),
+        file_(source.file) {}
 
   StateDict read() && {
     const Pickle magic = next("the magic number");
@@ -57,7 +61,7 @@ class LegacyReader {
   };
 
   Pickle next(const std::string& what) {
-    Pickle pickle = read_pickle(rest_, file_ + ": " + what);
+    Pickle pickle = read_pickle(rest_, file_ + ": " + what, file_size_);
     rest_ = rest_.subspan(pickle.size);
     return pickle;
   }
@@ -126,6 +130,7 @@ class LegacyReader {
 
   [[noreturn]] void refuse(const std::string& why) const { throw Error(file_ + ": " + why); }
 
+  std::size_t file_size_;
   std::span<std::byte> rest_;
   std::shared_ptr<void> owner_;
   bool is_mapped_;

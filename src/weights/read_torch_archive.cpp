@@ -114,7 +114,7 @@ WeightsFile read_torch_archive(const Source& source) {
   const ZipEntry& entry = *archive.find(folder + std::string(kPickle));
   const std::string where = file + ": entry " + quote(entry.name);
   const OwnedBytes content = archive.read(entry, file);
-  const Pickle pickle = read_pickle(content.bytes, where);
+  const Pickle pickle = read_pickle(content.bytes, where, source.bytes.size());
   WeightsFile result;
   result.format = format_of(archive, folder, pickle.value);
   ScriptClasses classes(code_reader(archive, folder, file));

@@ -177,6 +177,12 @@ TEST_CASE("pickle: a small file cannot ask for much", "[weights][torch]") {
     }
     CHECK_THAT(message_of(bytes), ContainsSubstring("at most 160 MiB"));
   }
+  SECTION("but a large one may ask for as much as it has") {
+    const std::string bytes = "\x80\x02" + std::string(6'000'000, 'N') + ".";
+    CHECK_THAT(message_of(bytes), ContainsSubstring("at most 160 MiB"));
+    const auto pickle_bytes = std::as_bytes(std::span(bytes));
+    CHECK(weights::read_pickle(pickle_bytes, "file", std::size_t{64} << 20).value.is_none());
+  }
   SECTION("nesting of a million lists is read, and freed, without recursion") {
     std::string bytes = "\x80\x02";
     for (int i = 0; i < 300'000; ++i) {
