@@ -85,7 +85,7 @@ void release_pages(const OwnedBytes& bytes) {
   const std::uintptr_t first = (begin + page - 1) / page * page;
   if (bytes.is_mapped && first < end) {
     // It cannot fail on a mapping, and nothing would be lost if it did.
-    ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+    ::madvise(bytes.bytes.data() + (first - begin), end - first, MADV_DONTNEED);
   }
 }
 
