@@ -1,6 +1,7 @@
 // The unpickler: what each opcode makes, and that nothing a pickle says is run or makes it ask for much.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,8 +17,10 @@ using Catch::Matchers::ContainsSubstring;
 using weights::Pickle;
 using Kind = weights::PickleValue::Kind;
 
+/// Keeps the bytes, in which the text of the values lies.
 Pickle read(const std::string& bytes) {
-  return weights::read_pickle(std::as_bytes(std::span(bytes)), "file");
+  static std::deque<std::string> kept;
+  return weights::read_pickle(std::as_bytes(std::span(kept.emplace_back(bytes))), "file");
 }
 
 std::string message_of(const std::string& bytes) {
