@@ -20,22 +20,17 @@ constexpr size_t most_hints = 5;
   throw Error(show(options.path) + ": " + problem);
 }
 
-/// The first few: `a, b and 7 more`.
-std::string some(const std::vector<std::string>& items) {
+/// The first few, each as `text` puts it: `a, b and 7 more`.
+template <typename Text>
+std::string some(const std::vector<std::string>& items, const Text& text) {
+  std::string result;
   const auto shown = std::min(items.size(), most_hints);
-  auto text =
-      fmt::format("{}", fmt::join(items.begin(), items.begin() + static_cast<ptrdiff_t>(shown), ", "));
-  return text + (items.size() == shown
-                     ? ""
-                     : fmt::format(" and {} more", grouped(static_cast<int64_t>(items.size() - shown))));
-}
-
-std::vector<std::string> quoted(const std::vector<std::string>& names) {
-  std::vector<std::string> result;
-  for (size_t i = 0; i < names.size(); ++i) {
-    result.push_back(i < most_hints ? quote(names[i]) : "");  // no more is shown
+  for (size_t i = 0; i < shown; ++i) {
+    result += (i == 0 ? "" : ", ") + text(items[i]);
   }
-  return result;
+  return result + (items.size() == shown
+                       ? ""
+                       : fmt::format(" and {} more", grouped(static_cast<int64_t>(items.size() - shown))));
 }
 
 /// The prefix of the one block in the file, of that layout if there are several.
@@ -63,7 +58,8 @@ std::string only_prefix(const StateDict& tensors, const ConversionOptions& optio
   }
   if (prefixes.size() > 1) {
     fail(options, fmt::format("expected one attention block, found {}: {}; choose with --prefix",
-                              grouped(static_cast<int64_t>(prefixes.size())), some(candidates)));
+                              grouped(static_cast<int64_t>(prefixes.size())),
+                              some(candidates, [](const auto& each) { return each; })));
   }
   return prefixes.front();
 }
@@ -145,8 +141,8 @@ Conversion convert_block(const WeightsFile& file, const ConversionOptions& optio
     result.text += line("zero", fmt::format("{} (not in the file)", fmt::join(report.zero_biases, ", ")));
   }
   if (!report.ignored.empty()) {
-    result.text +=
-        line("ignored", counted(report.ignored.size(), "other name") + ": " + some(quoted(report.ignored)));
+    result.text += line("ignored", counted(report.ignored.size(), "other name") + ": " +
+                                       some(report.ignored, [](const auto& name) { return quote(name); }));
   }
   if (!report.caveat.empty()) {
     result.text += line("caveat", report.caveat);

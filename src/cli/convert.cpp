@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <memory>
 
@@ -9,6 +7,7 @@
 #include "cli/progress.h"
 #include "cli/text.h"
 #include "mha/error.h"
+#include "support/file_suffix.h"
 #include "support/quote.h"
 
 namespace mha::cli {
@@ -27,23 +26,10 @@ struct ConvertArguments {
   bool verify_checksums = false;
 };
 
-constexpr std::string_view safetensors_suffix = ".safetensors";
-constexpr std::array suffixes{safetensors_suffix, std::string_view(".pt"), std::string_view(".pth"),
-                              std::string_view(".bin"), std::string_view(".ckpt")};
-
-/// In small letters, as `write_weights` takes it.
-std::string suffix_of(const fs::path& path) {
-  auto suffix = path.extension().string();
-  for (char& c : suffix) {
-    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  }
-  return suffix;
-}
-
 /// Before the work, not after.
 void check_output(const ConvertArguments& arguments) {
   const fs::path path = arguments.out;
-  if (std::find(suffixes.begin(), suffixes.end(), suffix_of(path)) == suffixes.end()) {
+  if (!has_torch_suffix(path) && lower_suffix(path) != ".safetensors") {
     throw Error(show(path) + ": expected a name that ends in .safetensors, .pt, .pth, .bin or .ckpt, found " +
                 (path.extension().empty() ? "none of them" : quote(path.extension().string())));
   }
@@ -82,7 +68,7 @@ int run(const ConvertArguments& arguments) {
     options.num_heads = arguments.num_heads;
   }
   auto conversion = arguments.keep_names ? keep_names(file, options) : convert_block(file, options);
-  if (suffix_of(arguments.out) != safetensors_suffix) {
+  if (has_torch_suffix(arguments.out)) {
     conversion.metadata.clear();  // files of PyTorch have none
   }
   write(arguments.out, conversion);

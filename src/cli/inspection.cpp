@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "cli/sha256.h"
 #include "support/dtype_text.h"
+#include "support/tensor_values.h"
 
 namespace mha::cli {
 namespace {
@@ -53,7 +54,7 @@ void add_hashes(const StateDict& tensors, std::vector<TensorFacts>& facts) {
   uint64_t done = 0;
   size_t index = 0;
   for (const auto& item : tensors) {
-    const auto plain = item.value().detach().cpu().resolve_conj().resolve_neg().contiguous();
+    const auto plain = row_major(item.value());
     const auto* data = static_cast<const char*>(plain.const_data_ptr());
     constexpr size_t piece = size_t{16} << 20;
     for (size_t begin = 0; begin < plain.nbytes(); begin += piece) {

@@ -83,17 +83,21 @@ std::string release_of(const std::string& version) {
 
 }  // namespace
 
+std::map<std::string, std::string> current_settings() {
+  return {{"float32_matmul_precision", matmul_precision()},
+          {"deterministic", at::globalContext().deterministicAlgorithms() ? "true" : "false"},
+          {"mkldnn", at::globalContext().userEnabledMkldnn() ? "true" : "false"},
+          {"MKL_CBWR", variable("MKL_CBWR")},
+          {"ONEDNN_MAX_CPU_ISA", variable("ONEDNN_MAX_CPU_ISA")}};
+}
+
 Environment current_environment(torch::Device device) {
   return {.torch_version = TORCH_VERSION,
           .build = at::show_config(),
           .cpu_model = cpu_model(),
           .num_threads = at::get_num_threads(),
           .device = c10::DeviceTypeName(device.type(), /*lower_case=*/true),
-          .settings = {{"float32_matmul_precision", matmul_precision()},
-                       {"deterministic", at::globalContext().deterministicAlgorithms() ? "true" : "false"},
-                       {"mkldnn", at::globalContext().userEnabledMkldnn() ? "true" : "false"},
-                       {"MKL_CBWR", variable("MKL_CBWR")},
-                       {"ONEDNN_MAX_CPU_ISA", variable("ONEDNN_MAX_CPU_ISA")}}};
+          .settings = current_settings()};
 }
 
 std::vector<std::string> environment_differences(const Environment& reference, const Environment& ours) {

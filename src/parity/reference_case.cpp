@@ -9,6 +9,7 @@
 #include "mha/error.h"
 #include "mha/parity.h"
 #include "mha/weights.h"
+#include "parity/environment.h"
 #include "support/quote.h"
 
 namespace mha::parity {
@@ -240,8 +241,7 @@ ReferenceCase read_case(const std::filesystem::path& path) {
   }
   reference.environment.device = device.empty() ? "cpu" : device;
 
-  for (const char* name :
-       {"float32_matmul_precision", "deterministic", "mkldnn", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"}) {
+  for (const auto& [name, here] : current_settings()) {
     if (file.metadata.contains(name)) {
       reference.environment.settings[name] = metadata.text(name);
     }

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
@@ -7,6 +6,7 @@
 #include "mha/error.h"
 #include "support/quote.h"
 #include "weights/index.h"
+#include "weights/json_errors.h"
 
 namespace mha::weights {
 namespace {
@@ -82,10 +82,7 @@ class IndexBuilder final : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string& /*last_token*/,
                    const nlohmann::detail::exception& error) override {
-    std::string why = error.what();
-    why.erase(0, std::min(why.find("] "), why.size() - 2) + 2);  // the exception's number
-    throw Error(file_ + ": expected an index of valid JSON, found at its byte " + std::to_string(position) +
-                ": " + escape(why));
+    refuse_json(file_, "an index", position, error);
   }
 
  private:
@@ -160,11 +157,7 @@ Index parse_index(std::string_view json, const std::string& file) {
     throw Error(file + ": expected an index of at most " + std::to_string(kMaxIndexBytes) + " bytes, found " +
                 std::to_string(json.size()));
   }
-  // The parser takes a NUL for the end of its input.
-  if (const std::size_t nul = json.find('\0'); nul != std::string_view::npos) {
-    throw Error(file + ": expected an index of valid JSON, found at its byte " + std::to_string(nul) +
-                ": NUL");
-  }
+  refuse_nul(json, file, "an index");
   IndexBuilder builder(file);
   Json::sax_parse(json.begin(), json.end(), &builder);
   return std::move(builder).take();

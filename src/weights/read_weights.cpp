@@ -8,6 +8,7 @@
 
 #include "mha/error.h"
 #include "mha/weights.h"
+#include "support/file_suffix.h"
 #include "support/quote.h"
 #include "weights/index.h"
 #include "weights/mapped_file.h"
@@ -82,13 +83,6 @@ WeightsFile read_single(const weights::Source& source) {
   return format->read(source);
 }
 
-/// The suffixes that PyTorch's users give to what torch.save writes.
-bool is_torch_suffix(std::string suffix) {
-  std::transform(suffix.begin(), suffix.end(), suffix.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
-  return suffix == ".pt" || suffix == ".pth" || suffix == ".bin" || suffix == ".ckpt";
-}
-
 }  // namespace
 
 WeightsFile read_weights_file(const std::filesystem::path& path, const ReadOptions& options) {
@@ -107,7 +101,7 @@ StateDict read_weights(const std::filesystem::path& path, const ReadOptions& opt
 
 void write_weights(const std::filesystem::path& path, const StateDict& tensors,
                    const std::map<std::string, std::string>& metadata, const WriteOptions& options) {
-  if (!is_torch_suffix(path.extension().string())) {
+  if (!has_torch_suffix(path)) {
     weights::write_safetensors(path, tensors, metadata, options);
     return;
   }

@@ -9,6 +9,7 @@
 
 #include "mha/error.h"
 #include "support/quote.h"
+#include "weights/json_errors.h"
 #include "weights/safetensors_format.h"
 
 namespace mha::weights {
@@ -141,10 +142,7 @@ class HeaderBuilder final : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string& /*last_token*/,
                    const nlohmann::detail::exception& error) override {
-    std::string why = error.what();
-    why.erase(0, std::min(why.find("] "), why.size() - 2) + 2);  // the exception's number
-    throw Error(file_ + ": expected a header of valid JSON, found at its byte " + std::to_string(position) +
-                ": " + escape(why));
+    refuse_json(file_, "a header", position, error);
   }
 
  private:
@@ -263,12 +261,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
   if (json.empty() || json.front() != '{') {
     throw Error(file + ": expected a header that begins with '{', found " + quote(json.substr(0, 16)));
   }
-  // The parser takes a NUL for the end of its input, and the format wants spaces where JSON allows any white
-  // space.
-  if (json.find('\0') != std::string_view::npos) {
-    throw Error(file + ": expected a header of valid JSON, found at its byte " +
-                std::to_string(json.find('\0')) + ": NUL");
-  }
+  refuse_nul(json, file, "a header");
+  // The format wants spaces where JSON allows any white space.
   const std::size_t last = json.find_last_not_of(' ');
   if (json[last] != '}') {
     throw Error(file + ": expected a header that ends with '}' and spaces, found " +

@@ -11,7 +11,7 @@
 #include "support/checked_math.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
-#include "weights/tensor_values.h"
+#include "support/tensor_values.h"
 
 namespace mha::weights {
 namespace {
@@ -144,7 +144,7 @@ class Planner {
 }  // namespace
 
 at::Tensor StoragePlan::Record::values() const {
-  return weights::row_major(row_major ? tensor : at::as_strided(tensor.detach(), {elements}, {1}, begin));
+  return mha::row_major(row_major ? tensor : at::as_strided(tensor.detach(), {elements}, {1}, begin));
 }
 
 StoragePlan plan_storages(const StateDict& tensors, const std::string& file) {

@@ -12,10 +12,10 @@
 #include "support/dtype_text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
+#include "support/tensor_values.h"
 #include "weights/output_file.h"
 #include "weights/safetensors.h"
 #include "weights/safetensors_format.h"
-#include "weights/tensor_values.h"
 
 namespace mha::weights {
 namespace {

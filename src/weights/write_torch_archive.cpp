@@ -13,11 +13,11 @@
 #include "mha/error.h"
 #include "support/dtype_text.h"
 #include "support/quote.h"
+#include "support/tensor_values.h"
 #include "weights/inflate.h"
 #include "weights/output_file.h"
 #include "weights/pickle_writer.h"
 #include "weights/storage_plan.h"
-#include "weights/tensor_values.h"
 #include "weights/torch_files.h"
 #include "weights/zip_layout.h"
 

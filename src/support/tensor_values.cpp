@@ -1,6 +1,6 @@
-#include "weights/tensor_values.h"
+#include "support/tensor_values.h"
 
-namespace mha::weights {
+namespace mha {
 
 std::string not_dense(const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -24,4 +24,4 @@ at::Tensor row_major(const at::Tensor& tensor) {
   return values.detach().cpu().resolve_conj().resolve_neg().contiguous();
 }
 
-}  // namespace mha::weights
+}  // namespace mha
