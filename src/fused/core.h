@@ -1,0 +1,61 @@
+/// Attention of many heads in float32, without LibTorch: pointers and strides in, rows out.
+///
+/// Nothing of query_len x key_len is kept: a few query rows at a time meet 512 keys at a time, with the running
+/// maximum and sum of the softmax. The bits of a row depend on its own query, keys, values and mask only, not
+/// on the other rows, the number of threads or how the tasks are shared out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mha::fused {
+
+/// Distances in elements; features lie side by side.
+struct Strides {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+};
+
+/// Bytes that tell which keys a query keeps: 0 blocks. Strides of 0 broadcast.
+struct KeepMask {
+  const std::uint8_t* data = nullptr;  ///< null: all are kept
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t query = 0;
+  std::int64_t key = 1;  ///< 0 or 1
+};
+
+struct CoreArguments {
+  std::int64_t batch = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t query_len = 0;
+  std::int64_t key_len = 0;
+  std::int64_t d_k = 0;
+  const float* query = nullptr;
+  const float* key = nullptr;
+  const float* value = nullptr;
+  float* output = nullptr;
+  Strides query_strides;
+  Strides key_strides;
+  Strides value_strides;
+  Strides output_strides;
+  KeepMask mask;
+  bool causal = false;
+  /// With `causal`, query i keeps the keys up to i + this.
+  std::int64_t causal_shift = 0;
+};
+
+/// The work in independent pieces, to be shared out among threads in runs of neighbours.
+std::int64_t core_tasks(const CoreArguments& arguments);
+
+/// Floats of scratch memory that each thread needs.
+std::size_t core_scratch(const CoreArguments& arguments);
+
+/// Does the tasks from `begin` to before `end`. `scratch` is aligned to 64 bytes.
+void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t end, float* scratch);
+
+/// The instruction set that is used here, such as AVX3.
+const char* core_target();
+
+}  // namespace mha::fused
