@@ -3,6 +3,7 @@
 
 #include "mha/attention.h"
 #include "mha/error.h"
+#include "mha/fused.h"
 #include "mha/masks.h"
 #include "mha/parity.h"
 #include "mha/report.h"

@@ -118,6 +118,33 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
   check_mask(mask, scores_sizes, "the scores (..., query_len, key_len)", query);
 }
 
+void check_inputs(const Expected& expected, const Tensor& query, const Tensor& key, const Tensor& value,
+                  const Tensor& mask) {
+  struct Input {
+    const char* name;
+    const Tensor& tensor;
+  };
+  const Input inputs[] = {{"query", query}, {"key", key}, {"value", value}};
+  for (const auto& input : inputs) {
+    check_defined(input.name, input.tensor);
+    TORCH_CHECK_VALUE(input.tensor.dim() == 3, input.name,
+                      ": expected 3 dimensions (batch, length, d_model = ", expected.d_model,
+                      "), found shape ", shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(2) == expected.d_model, input.name, ": expected last dimension ",
+                      expected.d_model, " (d_model), found shape ", shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(0) > 0, input.name, ": expected a batch of at least 1, found shape ",
+                      shape_text(input.tensor.sizes()));
+    TORCH_CHECK_VALUE(input.tensor.size(0) == query.size(0), input.name, ": expected batch ", query.size(0),
+                      " (that of query), found shape ", shape_text(input.tensor.sizes()));
+    check_same_device(input.name, input.tensor, "the parameters", expected.weight.device());
+    check_same_dtype(input.name, input.tensor, "the parameters", expected.weight);
+  }
+  TORCH_CHECK_VALUE(value.size(1) == key.size(1), "value: expected length ", key.size(1),
+                    " (key_len), found shape ", shape_text(value.sizes()));
+  const int64_t scores_sizes[] = {query.size(0), expected.num_heads, query.size(1), key.size(1)};
+  check_mask(mask, scores_sizes, "(batch, num_heads, query_len, key_len)", query);
+}
+
 void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, const Tensor& key,
                    const Tensor& value, const Tensor& mask) {
   struct Layer {
@@ -138,29 +165,7 @@ void check_forward(const MultiHeadAttentionImpl& module, const Tensor& query, co
       check_same_dtype(bias_name, layer->bias, "W_q.weight", weight);
     }
   }
-  struct Input {
-    const char* name;
-    const Tensor& tensor;
-  };
-  const Input inputs[] = {{"query", query}, {"key", key}, {"value", value}};
-  for (const auto& input : inputs) {
-    check_defined(input.name, input.tensor);
-    TORCH_CHECK_VALUE(input.tensor.dim() == 3, input.name,
-                      ": expected 3 dimensions (batch, length, d_model = ", module.d_model, "), found shape ",
-                      shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(2) == module.d_model, input.name, ": expected last dimension ",
-                      module.d_model, " (d_model), found shape ", shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(0) > 0, input.name, ": expected a batch of at least 1, found shape ",
-                      shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(0) == query.size(0), input.name, ": expected batch ", query.size(0),
-                      " (that of query), found shape ", shape_text(input.tensor.sizes()));
-    check_same_device(input.name, input.tensor, "the parameters", weight.device());
-    check_same_dtype(input.name, input.tensor, "the parameters", weight);
-  }
-  TORCH_CHECK_VALUE(value.size(1) == key.size(1), "value: expected length ", key.size(1),
-                    " (key_len), found shape ", shape_text(value.sizes()));
-  const int64_t scores_sizes[] = {query.size(0), module.num_heads, query.size(1), key.size(1)};
-  check_mask(mask, scores_sizes, "(batch, num_heads, query_len, key_len)", query);
+  check_inputs({module.d_model, module.num_heads, weight}, query, key, value, mask);
 }
 
 }  // namespace mha::attention

@@ -33,8 +33,12 @@ constexpr int kPanelVectors = 2;  // 16 registers
 constexpr int kPanelVectors = 4;  // 32 registers
 #endif
 
-HWY_INLINE std::int64_t Lanes() { return static_cast<std::int64_t>(hn::Lanes(D())); }
-HWY_INLINE std::int64_t Panel() { return kPanelVectors * Lanes(); }
+HWY_INLINE std::int64_t Lanes() {
+  return static_cast<std::int64_t>(hn::Lanes(D()));
+}
+HWY_INLINE std::int64_t Panel() {
+  return kPanelVectors * Lanes();
+}
 HWY_INLINE std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
@@ -267,8 +271,8 @@ class Head {
     const std::int64_t rows = std::min(kQueryBlock, a_.query_len - first_row);
     LoadQuery(first_row, rows);
     // Past the last key that any row keeps, there is nothing to add.
-    const std::int64_t end = a_.causal ? std::clamp<std::int64_t>(first_row + rows + a_.causal_shift, 0, a_.key_len)
-                                       : a_.key_len;
+    const std::int64_t end =
+        a_.causal ? std::clamp<std::int64_t>(first_row + rows + a_.causal_shift, 0, a_.key_len) : a_.key_len;
     RunKeys(first_row, rows, end);
     if (a_.causal && end < a_.key_len && AnyRowKeepsNone(rows)) {
       RunKeys(first_row, rows, a_.key_len);

@@ -1,0 +1,111 @@
+/// Multi-head attention for inference: what `mha::MultiHeadAttention` computes, faster, and without anything of size
+/// query_len x key_len.
+///
+///     const mha::FusedMultiHeadAttention fused(module);      // once
+///     auto y = fused(x, mask);                               // self-attention, from any number of threads
+///     y = fused(query, memory, mask);                        // cross-attention
+///     y = fused(x, mha::CausalAlignment::top_left);          // a decoder's mask, without a mask tensor
+///
+/// Letters in shapes: B batch, L query_len, S key_len, H num_heads, D d_model, d_k = D / H.
+/// Argument errors are `c10::ValueError`, thrown before any arithmetic.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "mha/attention.h"
+#include "mha/export.h"
+#include "mha/masks.h"
+#include "mha/state_dict.h"
+
+namespace mha {
+
+/// Which keys a query sees: a mask tensor, a causal rule, both or neither. Converts from either.
+struct MHA_EXPORT Masking {
+  Masking() = default;
+  Masking(torch::Tensor mask) : mask(std::move(mask)) {}  // NOLINT(google-explicit-constructor)
+  Masking(CausalAlignment causal) : causal(causal) {}     // NOLINT(google-explicit-constructor)
+  Masking(torch::Tensor mask, CausalAlignment causal) : mask(std::move(mask)), causal(causal) {}
+
+  /// As in `MultiHeadAttention::forward`: any dtype, broadcast to (B, H, L, S), 0 blocks. Never expanded in memory.
+  /// Undefined: none.
+  torch::Tensor mask;
+  /// As if combined with `causal_mask(L, S, causal)`, but keys that no query of a block sees are skipped: half the
+  /// work for L = S.
+  std::optional<CausalAlignment> causal;
+};
+
+/// The lesson's multi-head attention with fixed weights, for inference.
+///
+/// Immutable: calls are const, need no lock and may run at once. Copies share the weights. Training mode, dropout
+/// and autocast play no part.
+///
+/// **Semantics** are those of `MultiHeadAttention` in eval mode: blocked scores are replaced by -1e9 (a fully blocked
+/// row takes the mean of the values), NaN and infinity come out where they would there, float16 takes no mask. With
+/// `Masking::causal` two things differ: NaN or infinity in a skipped key does not reach the row, and a row that
+/// keeps no key at all takes the mean over all keys, which for `bottom_right` with L > S is what the mask would give.
+///
+/// **Accuracy**: the error against float64 is at most twice that of PyTorch's module. Bits differ from the module's.
+/// Those of the attention itself do not depend on the number of threads, nor on what else is in the batch; those of
+/// the projections may.
+///
+/// **Paths**, chosen by dtype, device and sizes, never by values; `describe` tells:
+///
+/// | dtype, device | projections | attention |
+/// |---|---|---|
+/// | float32, bfloat16 on CPU | oneDNN with weights packed once, or `at::linear` | own kernels for this processor |
+/// | float64, float16 on CPU; any on other devices | `at::linear` | ATen: `scaled_dot_product_attention`, or, with a mask, the lesson's steps some query rows at a time |
+class MHA_EXPORT FusedMultiHeadAttention {
+ public:
+  /// Copies the module's weights; later changes of the module do not reach this.
+  explicit FusedMultiHeadAttention(const MultiHeadAttention& module);
+
+  /// From weights by the lesson's eight names, no more and no less (`to_lesson` in mha/weights.h brings others
+  /// there), in `dtype`, or in that of `W_q.weight`.
+  ///
+  /// Errors: missing or unexpected names, shapes other than (D, D) and (D), num_heads that does not divide D, dtypes
+  /// or devices that differ from those of `W_q.weight` (dtypes only where no `dtype` is given).
+  FusedMultiHeadAttention(const StateDict& weights, int64_t num_heads,
+                          std::optional<torch::ScalarType> dtype = std::nullopt);
+
+  /// Self-attention: x (B, L, D) -> (B, L, D); query, key and value in one product.
+  ///
+  /// Errors of all calls: those of `MultiHeadAttention::forward`, and inputs that require gradients while gradients
+  /// are recorded: use a `torch::NoGradGuard`, or the module.
+  torch::Tensor operator()(const torch::Tensor& x, const Masking& masking = {}) const;
+
+  /// Cross-attention: query (B, L, D), memory (B, S, D) -> (B, L, D); key and value in one product. The masking has
+  /// no default, so that `fused(a, b)` can only mean a mask: pass `{}` for none.
+  torch::Tensor operator()(const torch::Tensor& query, const torch::Tensor& memory,
+                           const Masking& masking) const;
+
+  /// As the module's forward: query (B, L, D), key and value (B, S, D) -> (B, L, D). Where they are one and the same
+  /// tensor they are projected in one product.
+  torch::Tensor operator()(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
+                           const Masking& masking) const;
+
+  /// (B, H, L, S): the weights that a call with these arguments gives the values, for those who want to look. Keeps
+  /// what the call avoids to keep, and is no faster than the module.
+  torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
+                                  const Masking& masking = {}) const;
+
+  /// One line: which path a call with these arguments takes, such as
+  /// `float32 on cpu: query, key, value in one oneDNN product; attention by mha's AVX3 kernels`.
+  std::string describe(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
+                       const Masking& masking = {}) const;
+
+  int64_t d_model() const;          ///< D
+  int64_t num_heads() const;        ///< H
+  torch::ScalarType dtype() const;  ///< of weights, inputs and outputs
+  torch::Device device() const;     ///< of weights, inputs and outputs
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace mha

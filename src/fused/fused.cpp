@@ -1,0 +1,266 @@
+#include "mha/fused.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/checks.h"
+#include "fused/attend.h"
+#include "fused/linear.h"
+#include "fused/projections.h"
+#include "support/dtype_text.h"
+#include "support/quote.h"
+#include "support/shape_text.h"
+
+namespace mha {
+
+using fused::Part;
+using torch::Tensor;
+
+namespace {
+
+/// No gradients are recorded, and autocast changes no dtype, while this lives.
+struct PlainDispatch {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+/// The parts of one call's projections: which of query, key and value come from which tensor.
+struct Source {
+  Tensor tensor;
+  int64_t first;
+  int64_t count;
+};
+
+std::vector<Source> sources(const Tensor& query, const Tensor& key, const Tensor& value) {
+  std::vector<Source> found;
+  int64_t index = 0;
+  for (const auto* tensor : {&query, &key, &value}) {
+    if (!found.empty() && found.back().tensor.is_same(*tensor)) {
+      ++found.back().count;
+    } else {
+      found.push_back({*tensor, index, 1});
+    }
+    ++index;
+  }
+  return found;
+}
+
+/// What one round of a call computes: some items of the batch, some heads.
+struct Plan {
+  int64_t batch;
+  int64_t heads;
+};
+
+/// glibc returns blocks of more than 32 MiB to the system when they are freed, so that each call would fault all their
+/// pages in again: rounds whose projections stay below that are faster, and need less memory.
+Plan plan(const std::vector<Source>& sources, int64_t batch, int64_t num_heads, int64_t d_k,
+          int64_t itemsize) {
+  constexpr int64_t most = int64_t{30} << 20;
+  int64_t head_bytes = 1;  // of one item, one head: the largest product
+  for (const auto& source : sources) {
+    head_bytes = std::max(head_bytes, source.tensor.size(1) * source.count * d_k * itemsize);
+  }
+  if (const auto items = most / (head_bytes * num_heads); items >= 1) {
+    return {std::min(items, batch), num_heads};
+  }
+  // Some heads at a time, but no narrower products than these, which would be slower.
+  constexpr int64_t least_columns = 512;
+  int64_t heads = num_heads;
+  for (int64_t divisor = num_heads; divisor >= 1; --divisor) {
+    if (num_heads % divisor == 0 && divisor * d_k >= least_columns) {
+      heads = divisor;
+      if (head_bytes * divisor <= most) {
+        break;
+      }
+    }
+  }
+  return {1, heads};
+}
+
+constexpr std::array<const char*, 8> names = {"W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias",
+                                              "W_v.weight", "W_v.bias", "W_o.weight", "W_o.bias"};
+
+/// The lesson's eight tensors as copies in one dtype.
+StateDict copied_weights(const StateDict& weights, int64_t num_heads,
+                         std::optional<torch::ScalarType> dtype) {
+  std::string problems;
+  for (const auto* name : names) {
+    if (!weights.contains(name)) {
+      problems += std::string(problems.empty() ? "" : ", ") + "missing \"" + name + "\"";
+    }
+  }
+  for (const auto& item : weights) {
+    if (std::find(names.begin(), names.end(), item.key()) == names.end()) {
+      problems += std::string(problems.empty() ? "" : ", ") + "unexpected " + quote(item.key());
+    }
+  }
+  TORCH_CHECK_VALUE(problems.empty(), "weights: expected the lesson's eight names, found ", problems);
+  const auto& first = weights[names[0]];
+  attention::check_defined(names[0], first);
+  TORCH_CHECK_VALUE(first.dim() == 2 && first.size(0) == first.size(1), names[0],
+                    ": expected shape (d_model, d_model), found ", shape_text(first.sizes()));
+  const int64_t d_model = first.size(0);
+  attention::check_options(MultiHeadAttentionOptions(d_model, num_heads));
+  const auto wanted = dtype.value_or(first.scalar_type());
+  TORCH_CHECK_VALUE(torch::isFloatingType(wanted), names[0], ": expected a floating point dtype, found ",
+                    dtype_text(wanted));
+  StateDict copies;
+  for (const auto* name : names) {
+    const auto& tensor = weights[name];
+    attention::check_defined(name, tensor);
+    const bool is_bias = std::string_view(name).ends_with("bias");
+    const auto expected = is_bias ? std::vector<int64_t>{d_model} : std::vector<int64_t>{d_model, d_model};
+    TORCH_CHECK_VALUE(tensor.sizes() == expected, name, ": expected shape ", shape_text(expected), ", found ",
+                      shape_text(tensor.sizes()));
+    TORCH_CHECK_VALUE(tensor.device() == first.device(), name, ": expected device ", first.device(),
+                      " (that of ", names[0], "), found ", tensor.device());
+    TORCH_CHECK_VALUE(
+        dtype ? tensor.is_floating_point() : tensor.scalar_type() == wanted, name, ": expected ",
+        dtype ? "a floating point dtype" : "dtype " + dtype_text(wanted) + " (that of W_q.weight)",
+        ", found ", dtype_text(tensor.scalar_type()));
+    copies.insert(name, tensor.detach().to(wanted, /*non_blocking=*/false, /*copy=*/true).contiguous());
+  }
+  return copies;
+}
+
+StateDict weights_of(const MultiHeadAttention& module) {
+  TORCH_CHECK_VALUE(!module.is_empty(), "module: expected a module, found an empty holder");
+  return state_dict(*module);
+}
+
+void check_gradients(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_VALUE(
+      !(at::GradMode::is_enabled() && tensor.requires_grad()), name,
+      ": expected no gradients to record, found a tensor that requires them; FusedMultiHeadAttention is "
+      "for inference: call it under torch::NoGradGuard, or train with MultiHeadAttention");
+}
+
+}  // namespace
+
+struct FusedMultiHeadAttention::State {
+  int64_t d_model;
+  int64_t num_heads;
+  fused::Projections projections;
+  fused::Linear output;
+  torch::ScalarType dtype;
+  torch::Device device;
+
+  State(const StateDict& weights, int64_t num_heads)
+      : d_model(weights["W_q.weight"].size(0)),
+        num_heads(num_heads),
+        projections(at::cat({weights["W_q.weight"], weights["W_k.weight"], weights["W_v.weight"]}),
+                    at::cat({weights["W_q.bias"], weights["W_k.bias"], weights["W_v.bias"]}),
+                    d_model / num_heads),
+        output(weights["W_o.weight"], weights["W_o.bias"]),
+        dtype(weights["W_q.weight"].scalar_type()),
+        device(weights["W_q.weight"].device()) {}
+
+  int64_t d_k() const { return d_model / num_heads; }
+
+  void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    attention::check_inputs({d_model, num_heads, projections.weight()}, query, key, value, mask);
+    check_gradients("query", query);
+    check_gradients("key", key);
+    check_gradients("value", value);
+  }
+
+  fused::Blocking blocking(const Tensor& query, const Tensor& key, const Masking& masking) const {
+    return fused::make_blocking(masking.mask, masking.causal,
+                                {query.size(0), num_heads, query.size(1), key.size(1)});
+  }
+};
+
+FusedMultiHeadAttention::FusedMultiHeadAttention(const MultiHeadAttention& module)
+    : FusedMultiHeadAttention(weights_of(module), module->num_heads) {}
+
+FusedMultiHeadAttention::FusedMultiHeadAttention(const StateDict& weights, int64_t num_heads,
+                                                 std::optional<torch::ScalarType> dtype) {
+  const PlainDispatch plain;
+  state_ = std::make_shared<const State>(copied_weights(weights, num_heads, dtype), num_heads);
+}
+
+Tensor FusedMultiHeadAttention::operator()(const Tensor& x, const Masking& masking) const {
+  return (*this)(x, x, x, masking);
+}
+
+Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& memory,
+                                           const Masking& masking) const {
+  return (*this)(query, memory, memory, masking);
+}
+
+Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& key, const Tensor& value,
+                                           const Masking& masking) const {
+  state_->check(query, key, value, masking.mask);
+  const PlainDispatch plain;
+  const auto blocking = state_->blocking(query, key, masking);
+  const auto parts = sources(query, key, value);
+  const int64_t d_k = state_->d_k();
+  const auto rounds = plan(parts, query.size(0), state_->num_heads, d_k, query.itemsize());
+  const auto context = at::empty({query.size(0), query.size(1), state_->num_heads, d_k}, query.options());
+  for (int64_t item = 0; item < query.size(0); item += rounds.batch) {
+    const int64_t items = std::min(rounds.batch, query.size(0) - item);
+    for (int64_t head = 0; head < state_->num_heads; head += rounds.heads) {
+      std::array<Tensor, 3> projected;  // query, key, value: (items, length, heads, d_k)
+      for (const auto& source : parts) {
+        const auto product = state_->projections(source.tensor.narrow(0, item, items),
+                                                 {source.first, source.count, head, rounds.heads});
+        for (int64_t i = 0; i < source.count; ++i) {
+          projected[static_cast<size_t>(source.first + i)] = product.select(2, i);
+        }
+      }
+      fused::attend(projected[0], projected[1], projected[2], blocking.part(item, items, head, rounds.heads),
+                    context.narrow(0, item, items).narrow(2, head, rounds.heads));
+    }
+  }
+  return state_->output(context.flatten(2));
+}
+
+Tensor FusedMultiHeadAttention::attention_weights(const Tensor& query, const Tensor& key,
+                                                  const Masking& masking) const {
+  state_->check(query, key, key, masking.mask);
+  const PlainDispatch plain;
+  const auto project = [&](const Tensor& x, int64_t part) {
+    return state_->projections(x, {part, 1, 0, state_->num_heads}).select(2, 0);
+  };
+  return fused::attention_weights(project(query, 0), project(key, 1), state_->blocking(query, key, masking));
+}
+
+std::string FusedMultiHeadAttention::describe(const Tensor& query, const Tensor& key, const Tensor& value,
+                                              const Masking& masking) const {
+  state_->check(query, key, value, masking.mask);
+  static constexpr std::array<const char*, 3> roles = {"query", "key", "value"};
+  std::string products;
+  for (const auto& source : sources(query, key, value)) {
+    products += products.empty() ? "" : ", ";
+    for (int64_t i = 0; i < source.count; ++i) {
+      products += std::string(i == 0 ? "" : " + ") + roles[static_cast<size_t>(source.first + i)];
+    }
+  }
+  return dtype_text(dtype()) + " on " + device().str() + ": " + products + " projected by " +
+         (fused::Linear::packs(state_->projections.weight()) ? "oneDNN's packed products" : "at::linear") +
+         "; " +
+         fused::describe_attend(dtype(), device(), masking.mask.defined(), masking.causal, query.size(1),
+                                key.size(1));
+}
+
+int64_t FusedMultiHeadAttention::d_model() const {
+  return state_->d_model;
+}
+int64_t FusedMultiHeadAttention::num_heads() const {
+  return state_->num_heads;
+}
+torch::ScalarType FusedMultiHeadAttention::dtype() const {
+  return state_->dtype;
+}
+torch::Device FusedMultiHeadAttention::device() const {
+  return state_->device;
+}
+
+}  // namespace mha

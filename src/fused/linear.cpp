@@ -1,0 +1,70 @@
+#include "fused/linear.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <utility>
+
+namespace mha::fused {
+namespace {
+
+using torch::Tensor;
+
+// LibTorch has oneDNN's products with packed weights, but no C++ function for them: only the operators that its
+// compiler calls. The same in 2.13 and 2.14.
+using Multiply = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&, std::string_view,
+                        c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+
+std::optional<c10::OperatorHandle> find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchema({name, ""});
+}
+
+const std::optional<c10::OperatorHandle>& pack_operator() {
+  static const auto found = find_operator("mkldnn::_reorder_linear_weight");
+  return found;
+}
+
+const std::optional<c10::OperatorHandle>& multiply_operator() {
+  static const auto found = find_operator("mkldnn::_linear_pointwise");
+  return found;
+}
+
+bool has_bfloat16_products() {
+  const auto supported = find_operator("mkldnn::_is_mkldnn_bf16_supported");
+  return supported && supported->typed<bool()>().call();
+}
+
+}  // namespace
+
+bool Linear::packs(const Tensor& weight) {
+  if (!weight.device().is_cpu() || !at::globalContext().userEnabledMkldnn() || !at::hasMKLDNN() ||
+      !pack_operator() || !multiply_operator() || weight.numel() == 0) {
+    return false;
+  }
+  static const bool bfloat16 = has_bfloat16_products();
+  return weight.scalar_type() == torch::kFloat || (weight.scalar_type() == torch::kBFloat16 && bfloat16);
+}
+
+Linear::Linear(Tensor weight, Tensor bias)
+    : weight_(std::move(weight)), bias_(std::move(bias)), packed_(packs(weight_)) {
+  if (packed_) {
+    torch::jit::Stack stack{weight_, c10::IValue()};  // no hint of the number of rows: it makes no difference
+    pack_operator()->callBoxed(stack);
+    weight_ = std::move(stack.back()).toTensor();
+  }
+}
+
+Tensor Linear::operator()(const Tensor& x) const {
+  if (!packed_) {
+    return at::linear(x, weight_, bias_);
+  }
+  if (x.numel() == 0) {
+    auto sizes = x.sizes().vec();
+    sizes.back() = bias_.numel();
+    return x.new_empty(sizes);
+  }
+  return multiply_operator()->typed<Multiply>().call(x, weight_, bias_, "none",
+                                                     c10::List<std::optional<at::Scalar>>(), "");
+}
+
+}  // namespace mha::fused

@@ -1,0 +1,26 @@
+// Products with fixed weights.
+#pragma once
+
+#include <torch/types.h>
+
+namespace mha::fused {
+
+/// y = x W^T + b for inference: W packed once for oneDNN where this processor and dtype have such products.
+class Linear {
+ public:
+  /// weight (out, in), bias (out); both detached.
+  Linear(torch::Tensor weight, torch::Tensor bias);
+
+  /// x (..., in) -> (..., out), contiguous.
+  torch::Tensor operator()(const torch::Tensor& x) const;
+
+  /// Whether the weights can be packed: a matter of dtype, device and processor.
+  static bool packs(const torch::Tensor& weight);
+
+ private:
+  torch::Tensor weight_;  // as given, or packed
+  torch::Tensor bias_;
+  bool packed_;
+};
+
+}  // namespace mha::fused
