@@ -22,19 +22,24 @@ int64_t shift_of(CausalAlignment alignment, int64_t query_len, int64_t key_len) 
   return alignment == CausalAlignment::top_left ? 0 : key_len - query_len;
 }
 
+Element element_of(torch::ScalarType dtype) {
+  return dtype == torch::kFloat ? Element::float32 : Element::bfloat16;
+}
+
 /// Our kernels, shared out among LibTorch's threads.
 void attend_core(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,
                  const Tensor& output) {
   CoreArguments arguments;
+  arguments.element = element_of(query.scalar_type());
   arguments.batch = query.size(0);
   arguments.num_heads = query.size(2);
   arguments.query_len = query.size(1);
   arguments.key_len = key.size(1);
   arguments.d_k = query.size(3);
-  arguments.query = query.const_data_ptr<float>();
-  arguments.key = key.const_data_ptr<float>();
-  arguments.value = value.const_data_ptr<float>();
-  arguments.output = output.mutable_data_ptr<float>();
+  arguments.query = query.const_data_ptr();
+  arguments.key = key.const_data_ptr();
+  arguments.value = value.const_data_ptr();
+  arguments.output = output.mutable_data_ptr();
   arguments.query_strides = strides_of(query);
   arguments.key_strides = strides_of(key);
   arguments.value_strides = strides_of(value);
@@ -49,10 +54,10 @@ void attend_core(const Tensor& query, const Tensor& key, const Tensor& value, co
     arguments.causal_shift = shift_of(*blocking.causal, arguments.query_len, arguments.key_len);
   }
   const int64_t tasks = core_tasks(arguments);
-  const auto floats = static_cast<int64_t>(core_scratch(arguments));
+  const auto bytes = static_cast<int64_t>(core_scratch(arguments));
   at::parallel_for(0, tasks, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const auto scratch = at::detail::empty_cpu({floats}, torch::kFloat);
-    run_core(arguments, begin, end, scratch.mutable_data_ptr<float>());
+    const auto scratch = at::detail::empty_cpu({bytes}, torch::kByte);
+    run_core(arguments, begin, end, scratch.mutable_data_ptr());
   });
 }
 
@@ -142,12 +147,14 @@ Blocking Blocking::part(int64_t item, int64_t items, int64_t head, int64_t heads
 }
 
 bool has_core(torch::ScalarType dtype, torch::Device device) {
-  return device.is_cpu() && dtype == torch::kFloat;
+  return device.is_cpu() && (dtype == torch::kFloat || dtype == torch::kBFloat16);
 }
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,
             const Tensor& output) {
-  if (has_core(query.scalar_type(), query.device())) {
+  if (key.size(1) == 0) {
+    output.zero_();  // the sum over nothing
+  } else if (has_core(query.scalar_type(), query.device())) {
     attend_core(query, key, value, blocking, output);
   } else {
     attend_aten(query, key, value, blocking, output);
@@ -157,7 +164,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const B
 std::string describe_attend(torch::ScalarType dtype, torch::Device device, bool masked,
                             std::optional<CausalAlignment> causal, int64_t query_len, int64_t key_len) {
   if (has_core(dtype, device)) {
-    return std::string("attention by own kernels, ") + core_target();
+    return "attention by own kernels, " + core_target(element_of(dtype));
   }
   if (sdpa_computes_the_same(masked, causal, query_len, key_len)) {
     return "attention by ATen's scaled_dot_product_attention";

@@ -1,5 +1,10 @@
 #include "fused/core.h"
 
+#include <string>
+
+// Left out: what gives these kernels nothing over the next older set, and vectors of unknown size.
+#define HWY_DISABLED_TARGETS \
+  (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fused/core.cpp"
 #include <hwy/foreach_target.h>  // compiles this file once for each instruction set
@@ -10,25 +15,44 @@
 #if HWY_ONCE
 namespace mha::fused {
 
-HWY_EXPORT(Tasks);
-HWY_EXPORT(Scratch);
+HWY_EXPORT(HasPairs);
+HWY_EXPORT(Name);
 HWY_EXPORT(Run);
+HWY_EXPORT(Scratch);
+HWY_EXPORT(Tasks);
+
+namespace {
+
+/// Whether the processor multiplies pairs of bfloat16, and the kernels in use can have it do so.
+bool use_pairs() {
+#if HWY_ARCH_X86
+  static const bool supported = __builtin_cpu_supports("avx512bf16") != 0;
+  return supported && HWY_DYNAMIC_DISPATCH(HasPairs)();
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 std::int64_t core_tasks(const CoreArguments& arguments) {
   return HWY_DYNAMIC_DISPATCH(Tasks)(arguments);
 }
 
 std::size_t core_scratch(const CoreArguments& arguments) {
-  return HWY_DYNAMIC_DISPATCH(Scratch)(arguments);
+  return static_cast<std::size_t>(HWY_DYNAMIC_DISPATCH(Scratch)(arguments, use_pairs())) * sizeof(float);
 }
 
-void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t end, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(Run)(arguments, begin, end, scratch);
+void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t end, void* scratch) {
+  HWY_DYNAMIC_DISPATCH(Run)(arguments, use_pairs(), begin, end, static_cast<float*>(scratch));
 }
 
-const char* core_target() {
-  const std::int64_t supported = hwy::SupportedTargets();
-  return hwy::TargetName(supported & -supported);
+std::string core_target(Element element) {
+  const std::string name = HWY_DYNAMIC_DISPATCH(Name)();
+  if (element == Element::float32) {
+    return name;
+  }
+  return name + (use_pairs() ? " with products of bfloat16" : ", bfloat16 widened to float32");
 }
 
 }  // namespace mha::fused

@@ -1,14 +1,18 @@
-/// Attention of many heads in float32, without LibTorch: pointers and strides in, rows out.
+/// Attention of many heads without LibTorch: pointers and strides in, rows out.
 ///
 /// Nothing of query_len x key_len is kept: a few query rows at a time meet 512 keys at a time, with the running
-/// maximum and sum of the softmax. The bits of a row depend on its own query, keys, values and mask only, not
-/// on the other rows, the number of threads or how the tasks are shared out.
+/// maximum and sum of the softmax, in float32. The bits of a row depend on its own query, keys, values and mask only,
+/// not on the other rows, the number of threads or how the tasks are shared out.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace mha::fused {
+
+/// What queries, keys, values and outputs are made of.
+enum class Element : std::uint8_t { float32, bfloat16 };
 
 /// Distances in elements; features lie side by side.
 struct Strides {
@@ -27,15 +31,16 @@ struct KeepMask {
 };
 
 struct CoreArguments {
+  Element element = Element::float32;
   std::int64_t batch = 0;
   std::int64_t num_heads = 0;
   std::int64_t query_len = 0;
   std::int64_t key_len = 0;
   std::int64_t d_k = 0;
-  const float* query = nullptr;
-  const float* key = nullptr;
-  const float* value = nullptr;
-  float* output = nullptr;
+  const void* query = nullptr;
+  const void* key = nullptr;
+  const void* value = nullptr;
+  void* output = nullptr;
   Strides query_strides;
   Strides key_strides;
   Strides value_strides;
@@ -49,13 +54,13 @@ struct CoreArguments {
 /// The work in independent pieces, to be shared out among threads in runs of neighbours.
 std::int64_t core_tasks(const CoreArguments& arguments);
 
-/// Floats of scratch memory that each thread needs.
+/// Bytes of scratch memory that each thread needs.
 std::size_t core_scratch(const CoreArguments& arguments);
 
 /// Does the tasks from `begin` to before `end`. `scratch` is aligned to 64 bytes.
-void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t end, float* scratch);
+void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t end, void* scratch);
 
-/// The instruction set that is used here, such as AVX3.
-const char* core_target();
+/// The instructions that are used here for this element, such as `AVX3`.
+std::string core_target(Element element);
 
 }  // namespace mha::fused

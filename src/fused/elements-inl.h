@@ -1,0 +1,172 @@
+// How queries, keys and values of each kind become 32-bit words to multiply: a float32, or a pair of bfloat16. Compiled
+// once for each instruction set; included by core-inl.h alone.
+#if defined(MHA_FUSED_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MHA_FUSED_ELEMENTS_INL_H_
+#undef MHA_FUSED_ELEMENTS_INL_H_
+#else
+#define MHA_FUSED_ELEMENTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+// Highway 1.0 lacks AVX-512's dot product of bfloat16.
+#undef MHA_FUSED_HAVE_PAIRS
+#if HWY_ARCH_X86 && (defined(__GNUC__) || defined(__clang__)) && HWY_TARGET <= HWY_AVX3
+#define MHA_FUSED_HAVE_PAIRS 1
+#else
+#define MHA_FUSED_HAVE_PAIRS 0
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace mha::fused::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+using DW = hn::RebindToUnsigned<D>;
+using VW = hn::Vec<DW>;
+using Bits = std::uint16_t;  // of a bfloat16
+
+HWY_INLINE std::int64_t Lanes() {
+  return static_cast<std::int64_t>(hn::Lanes(D()));
+}
+
+HWY_INLINE float Widen(Bits bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+/// Bits of the nearest bfloat16, ties to even; NaN stays NaN.
+HWY_INLINE VW Narrow(V value) {
+  const DW words;
+  const VW bits = hn::BitCast(words, value);
+  const VW odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
+  const VW rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7FFF))));
+  const VW quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(words, 0x40));
+  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(value)), quiet, rounded);
+}
+
+/// Stores `count` floats, at most a vector of them, as bfloat16.
+HWY_INLINE void StoreNarrow(V value, std::int64_t count, Bits* HWY_RESTRICT to) {
+  HWY_ALIGN std::uint32_t bits[HWY_MAX_BYTES / sizeof(std::uint32_t)];
+  hn::Store(Narrow(value), DW(), bits);
+  for (std::int64_t i = 0; i < count; ++i) {
+    to[i] = static_cast<Bits>(bits[i]);
+  }
+}
+
+/// float32: a word is a number.
+struct Float32 {
+  using Element = float;
+  static constexpr std::int64_t kPerWord = 1;
+  static constexpr int kDegree = 5;  // of the exponential
+
+  static HWY_INLINE void ToWords(const float* from, std::int64_t count, float* HWY_RESTRICT to) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+  }
+  /// Rows of values: each word is one of the row.
+  static HWY_INLINE void InterleaveRows(const float* row, const float* /*next*/, std::int64_t count,
+                                        float* HWY_RESTRICT to) {
+    ToWords(row, count, to);
+  }
+  static HWY_INLINE V MulAdd(V a, V b, V sum) { return hn::MulAdd(a, b, sum); }
+  /// Weights of kPerWord vectors of keys as the product takes them.
+  static HWY_INLINE V PackWeights(const V* weights) { return weights[0]; }
+  static HWY_INLINE void StoreRow(const float* HWY_RESTRICT from, float factor, std::int64_t count,
+                                  float* HWY_RESTRICT to) {
+    const D d;
+    const V factors = hn::Set(d, factor);
+    std::int64_t i = 0;
+    for (; i + Lanes() <= count; i += Lanes()) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, from + i), factors), d, to + i);
+    }
+    for (; i < count; ++i) {
+      to[i] = from[i] * factor;
+    }
+  }
+};
+
+/// bfloat16 on any processor: widened to float32.
+struct WidenedBFloat16 : Float32 {
+  using Element = Bits;
+
+  static HWY_INLINE void ToWords(const Bits* from, std::int64_t count, float* HWY_RESTRICT to) {
+    const D d;
+    const DW words;
+    const hn::Rebind<Bits, D> halves;
+    std::int64_t i = 0;
+    for (; i + Lanes() <= count; i += Lanes()) {
+      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, from + i)))), d,
+                 to + i);
+    }
+    for (; i < count; ++i) {
+      to[i] = Widen(from[i]);
+    }
+  }
+  static HWY_INLINE void InterleaveRows(const Bits* row, const Bits* /*next*/, std::int64_t count,
+                                        float* HWY_RESTRICT to) {
+    ToWords(row, count, to);
+  }
+  static HWY_INLINE void StoreRow(const float* HWY_RESTRICT from, float factor, std::int64_t count,
+                                  Bits* HWY_RESTRICT to) {
+    const D d;
+    const V factors = hn::Set(d, factor);
+    for (std::int64_t i = 0; i < count; i += Lanes()) {
+      StoreNarrow(hn::Mul(hn::LoadU(d, from + i), factors), std::min(Lanes(), count - i), to + i);
+    }
+  }
+};
+
+#if MHA_FUSED_HAVE_PAIRS
+/// bfloat16 with the processor's own products: a word is a pair, and two products are added to each float32 sum.
+///
+/// Assembly, since the intrinsics could not be used in functions compiled for processors that lack the instructions.
+struct PairedBFloat16 : WidenedBFloat16 {
+  static constexpr std::int64_t kPerWord = 2;
+  static constexpr int kDegree = 3;  // the weights are rounded to 8 bits
+
+  static HWY_INLINE void ToWords(const Bits* from, std::int64_t count, float* HWY_RESTRICT to) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(Bits));
+    if (count % 2 != 0) {
+      std::memset(reinterpret_cast<Bits*>(to) + count, 0, sizeof(Bits));
+    }
+  }
+  /// Rows of values in pairs: each word holds one value of each of two rows; without a `next` row, 0.
+  static HWY_INLINE void InterleaveRows(const Bits* row, const Bits* next, std::int64_t count,
+                                        float* HWY_RESTRICT to) {
+    const D d;
+    const DW words;
+    const hn::Rebind<Bits, D> halves;
+    std::int64_t i = 0;
+    for (; i + Lanes() <= count; i += Lanes()) {
+      const VW low = hn::PromoteTo(words, hn::LoadU(halves, row + i));
+      const VW high = next == nullptr ? hn::Zero(words)
+                                      : hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, next + i)));
+      hn::StoreU(hn::BitCast(d, hn::Or(low, high)), d, to + i);
+    }
+    for (; i < count; ++i) {
+      const std::uint32_t word = row[i] | static_cast<std::uint32_t>(next == nullptr ? 0 : next[i]) << 16;
+      std::memcpy(to + i, &word, sizeof word);
+    }
+  }
+  static HWY_INLINE V MulAdd(V a, V b, V sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+    return sum;
+  }
+  static HWY_INLINE V PackWeights(const V* weights) {
+    V pairs = weights[0];
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(weights[1].raw), "v"(weights[0].raw));
+    return pairs;
+  }
+};
+#endif
+
+}  // namespace mha::fused::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
