@@ -21,10 +21,10 @@ say "lint: clang-tidy"
 sources=$(if [ -n "${MHA_LINT_BASE:-}" ]; then git diff --name-only --diff-filter=d "$MHA_LINT_BASE"; else git ls-files; fi |
   grep -E '^src/.*\.cpp$' || true)
 [ -n "$sources" ] || { echo "nothing to lint"; exit 0; }
-# The precompiled header is GCC's.
+# The precompiled header and OpenMP are GCC's.
 database=$(mktemp -d)
 trap 'rm -rf "$database"' EXIT
-sed -E 's/-Winvalid-pch -include [^ ]*cmake_pch\.hxx//g; s/-W(no-)?(restrict|stringop-overflow|array-bounds|error)\b//g' \
+sed -E 's/-Winvalid-pch -include [^ ]*cmake_pch\.hxx//g; s/ -fopenmp\b//g; s/-W(no-)?(restrict|stringop-overflow|array-bounds|error)\b//g' \
   build/release/compile_commands.json >"$database/compile_commands.json"
 echo "$sources" | xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p "$database" 2>/dev/null
 echo "$(echo "$sources" | wc -l) files clean"

@@ -36,7 +36,7 @@ add_backports_for_catch2() {
 }
 
 install_debian_packages() {
-  local wanted=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev zlib1g-dev libssl-dev) missing=() package
+  local wanted=(g++ cmake ninja-build python3-venv libfmt-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev zlib1g-dev libssl-dev libhwy-dev) missing=() package
   for package in "${wanted[@]}"; do
     dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
   done

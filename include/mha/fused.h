@@ -58,7 +58,9 @@ struct MHA_EXPORT Masking {
 /// | dtype, device | projections | attention |
 /// |---|---|---|
 /// | float32, bfloat16 on CPU | oneDNN with weights packed once, or `at::linear` | own kernels for this processor |
-/// | float64, float16 on CPU; any on other devices | `at::linear` | ATen: `scaled_dot_product_attention`, or, with a mask, the lesson's steps some query rows at a time |
+/// | float64, float16 on CPU | `at::linear` | the lesson's steps, some query rows at a time |
+/// | any on other devices | `at::linear` | ATen's `scaled_dot_product_attention`; with a mask the lesson's steps, some
+/// query rows at a time |
 class MHA_EXPORT FusedMultiHeadAttention {
  public:
   /// Copies the module's weights; later changes of the module do not reach this.

@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mha/export.h"
@@ -69,6 +70,15 @@ struct MHA_EXPORT ReferenceCase {
 /// Reads and checks a case: format, metadata, and every tensor's name. Throws `mha::Error`.
 MHA_EXPORT ReferenceCase read_case(const std::filesystem::path& path);
 
+/// What computes a case.
+enum class Engine : std::uint8_t {
+  lesson,  ///< `mha::MultiHeadAttention`: every step and gradient is compared
+  fused,   ///< `mha::FusedMultiHeadAttention`: outputs are, by tolerance, of cases in eval mode
+};
+
+/// `lesson`, `fused`.
+MHA_EXPORT std::string_view engine_text(Engine engine);
+
 /// What to change about a case when verifying it.
 struct MHA_EXPORT VerifyOptions {
   std::filesystem::path weights;        ///< read the weights from here instead
@@ -78,15 +88,17 @@ struct MHA_EXPORT VerifyOptions {
   std::optional<torch::Device> device;  ///< instead of the case's
   std::optional<int> num_threads;       ///< instead of the case's
   std::optional<Requirement> require;   ///< instead of what follows from the environment
+  Engine engine = Engine::lesson;
 };
 
-/// Computes `reference` with `mha::MultiHeadAttention` and compares all that it holds.
+/// Computes `reference` and compares all that it holds and the engine has.
 ///
-/// Bits are required when the environment equals the case's and the case states no tolerance. The number of
-/// threads is the case's during the call and what it was after it. Autocast, InferenceMode and another default
-/// dtype of the caller do not reach the computation. Seeds LibTorch's default generators when the case has a
-/// seed, so two calls must not run at once.
-/// Throws `mha::Error` when the case or its weights cannot be used.
+/// Bits are required of the lesson when the environment equals the case's and the case states no tolerance. The
+/// number of threads is the case's during the call and what it was after it. Autocast, InferenceMode and another
+/// default dtype of the caller do not reach the computation. Seeds LibTorch's default generators when the case has
+/// a seed, so two calls must not run at once.
+/// Throws `mha::Error` when the case or its weights cannot be used, and `c10::ValueError` when bits are required of
+/// the fused engine.
 MHA_EXPORT CaseReport verify(const ReferenceCase& reference, const VerifyOptions& options = {});
 
 /// The environment of this process when computing on `device`.

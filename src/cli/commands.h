@@ -19,5 +19,6 @@ void add_verify(CLI::App& app, int& exit_status);
 void add_diff(CLI::App& app, int& exit_status);
 void add_inspect(CLI::App& app, int& exit_status);
 void add_convert(CLI::App& app, int& exit_status);
+void add_bench(CLI::App& app, int& exit_status);
 
 }  // namespace mha::cli

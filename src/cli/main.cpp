@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   mha::cli::add_diff(app, exit_status);
   mha::cli::add_inspect(app, exit_status);
   mha::cli::add_convert(app, exit_status);
+  mha::cli::add_bench(app, exit_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

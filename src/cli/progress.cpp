@@ -42,4 +42,11 @@ void Progress::show(uint64_t done, uint64_t total) {
   write(fmt::format("\r\x1b[K{}: {:.0f} % of {}", what_, share, size_text(static_cast<int64_t>(total))));
 }
 
+void Progress::say(const std::string& now) {
+  if (on_terminal_) {
+    shown_ = true;
+    write("\r\x1b[K" + what_ + ": " + now);
+  }
+}
+
 }  // namespace mha::cli

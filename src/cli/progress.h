@@ -18,6 +18,9 @@ class Progress {
   /// So many bytes of the whole are done.
   void show(uint64_t done, uint64_t total);
 
+  /// What is being done now, at once.
+  void say(const std::string& now);
+
  private:
   using Clock = std::chrono::steady_clock;
 

@@ -89,15 +89,19 @@ JsonOutput::JsonOutput(const std::string& path) : to_standard_output_(path == "-
 }
 
 void JsonOutput::write(const std::vector<CaseReport>& reports) {
-  if (!to_standard_output_ && !file_) {
-    return;
-  }
   ordered_json json;
   json["format"] = "mha.report/1";
   json["verdict"] = parity::verdict_text(parity::overall(reports));
   json["cases"] = ordered_json::array();
   for (const auto& report : reports) {
     json["cases"].push_back(case_json(report));
+  }
+  write(json);
+}
+
+void JsonOutput::write(const ordered_json& json) {
+  if (!to_standard_output_ && !file_) {
+    return;
   }
   // Names from files may hold anything: ASCII is harmless on every terminal, and what is not UTF-8 is
   // replaced.

@@ -1,6 +1,7 @@
 // Reports for programs: the format mha.report/1.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,9 @@ class JsonOutput {
 
   /// Writes the reports; a file appears whole or not at all. Throws `mha::Error`.
   void write(const std::vector<parity::CaseReport>& reports);
+
+  /// The same for any JSON.
+  void write(const nlohmann::ordered_json& json);
 
  private:
   bool to_standard_output_;

@@ -45,6 +45,7 @@ parity::VerifyOptions verify_options(const VerifyArguments& arguments) {
     options.require =
         arguments.require == "bit-exact" ? parity::Requirement::bit_exact : parity::Requirement::tolerance;
   }
+  options.engine = arguments.engine == "fused" ? parity::Engine::fused : parity::Engine::lesson;
   return options;
 }
 
@@ -56,7 +57,7 @@ parity::CaseReport verify_one(const std::string& path, const parity::VerifyOptio
     report_error(error.what());
     parity::CaseReport report;
     report.name = path;
-    report.engine = "lesson";
+    report.engine = parity::engine_text(options.engine);
     report.error = error.what();
     return report;
   }
@@ -64,6 +65,10 @@ parity::CaseReport verify_one(const std::string& path, const parity::VerifyOptio
 
 int run(const VerifyArguments& arguments) {
   const auto options = verify_options(arguments);
+  if (options.engine == parity::Engine::fused && options.require == parity::Requirement::bit_exact) {
+    throw CLI::ValidationError(
+        "--require", "expected tolerance with --engine fused, whose bits are its own, found bit-exact");
+  }
   JsonOutput json(arguments.json);
   // With the report on standard output, people read on standard error.
   std::FILE* const stream = arguments.json == "-" ? stderr : stdout;
@@ -109,8 +114,10 @@ void add_verify(CLI::App& app, int& exit_status) {
       ->type_name("NAME");
   command->add_option("--num-heads", arguments->num_heads, "Number of heads instead of the case's")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("--engine", arguments->engine, "What computes: lesson")
-      ->check(CLI::IsMember({"lesson"}))
+  command
+      ->add_option("--engine", arguments->engine,
+                   "What computes: lesson, step by step; or fused, whose outputs are compared by tolerance")
+      ->check(CLI::IsMember({"lesson", "fused"}))
       ->capture_default_str();
   command->add_option("--device", arguments->device, "Compute there instead of on the case's device")
       ->check(CLI::IsMember({"cpu", "cuda"}));

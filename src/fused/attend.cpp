@@ -87,10 +87,11 @@ Tensor weights_of_rows(const Tensor& query, const Tensor& key, const Blocking& b
   return at::softmax(scores, /*dim=*/-1);
 }
 
-/// ATen's kernel masks with -inf. That is the lesson's function only where no row can be without a key.
-bool sdpa_computes_the_same(bool masked, std::optional<CausalAlignment> causal, int64_t query_len,
-                            int64_t key_len) {
-  return !masked && (!causal || shift_of(*causal, query_len, key_len) == 0) && key_len > 0;
+/// ATen's own kernel masks with -inf, which is the lesson's function only where no row can be without a key; on the CPU
+/// it also loses NaN.
+bool sdpa_computes_the_same(torch::Device device, bool masked, std::optional<CausalAlignment> causal,
+                            int64_t query_len, int64_t key_len) {
+  return !device.is_cpu() && !masked && (!causal || shift_of(*causal, query_len, key_len) == 0);
 }
 
 void attend_aten(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,
@@ -101,7 +102,7 @@ void attend_aten(const Tensor& query, const Tensor& key, const Tensor& value, co
   const auto context = output.transpose(1, 2);  // (B, H, L, d_k)
   const int64_t query_len = Q.size(2);
   const int64_t key_len = K.size(2);
-  if (sdpa_computes_the_same(blocking.keep.defined(), blocking.causal, query_len, key_len)) {
+  if (sdpa_computes_the_same(query.device(), blocking.keep.defined(), blocking.causal, query_len, key_len)) {
     context.copy_(at::scaled_dot_product_attention(Q, K, V, /*attn_mask=*/{}, /*dropout_p=*/0.0,
                                                    /*is_causal=*/blocking.causal.has_value()));
     return;
@@ -166,7 +167,7 @@ std::string describe_attend(torch::ScalarType dtype, torch::Device device, bool 
   if (has_core(dtype, device)) {
     return "attention by own kernels, " + core_target(element_of(dtype));
   }
-  if (sdpa_computes_the_same(masked, causal, query_len, key_len)) {
+  if (sdpa_computes_the_same(device, masked, causal, query_len, key_len)) {
     return "attention by ATen's scaled_dot_product_attention";
   }
   return "attention by the lesson's steps, some query rows at a time";

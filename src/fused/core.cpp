@@ -10,7 +10,55 @@
 #include <hwy/foreach_target.h>  // compiles this file once for each instruction set
 #include <hwy/highway.h>
 
-#include "fused/core-inl.h"
+#include "fused/head-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mha::fused::HWY_NAMESPACE {
+namespace {
+
+/// Calls function(F) for the arguments' element, with the processor's own products of pairs where `pairs`.
+template <typename Function>
+HWY_INLINE auto WithElement(Element element, bool pairs, const Function& function) {
+  if (element == Element::float32) {
+    return function(Float32());
+  }
+#if MHA_FUSED_HAVE_PAIRS
+  if (pairs) {
+    return function(PairedBFloat16());
+  }
+#endif
+  static_cast<void>(pairs);
+  return function(WidenedBFloat16());
+}
+
+std::int64_t Scratch(const CoreArguments& arguments, bool pairs) {
+  return WithElement(arguments.element, pairs, [&](auto element) HWY_ATTR {
+    Scratches parts{};
+    return Carve<decltype(element)>(arguments, nullptr, parts);
+  });
+}
+
+void Run(const CoreArguments& arguments, bool pairs, std::int64_t begin, std::int64_t end, float* scratch) {
+  WithElement(arguments.element, pairs,
+              [&](auto element) HWY_ATTR { RunTasks<decltype(element)>(arguments, begin, end, scratch); });
+}
+
+/// Whether these are kernels for the processor's own products of bfloat16 too.
+bool HasPairs() {
+  return MHA_FUSED_HAVE_PAIRS != 0;
+}
+
+std::int64_t Tasks(const CoreArguments& arguments) {
+  return arguments.batch * arguments.num_heads * QueryBlocks(arguments);
+}
+
+const char* Name() {
+  return hwy::TargetName(HWY_TARGET);
+}
+
+}  // namespace
+}  // namespace mha::fused::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace mha::fused {
@@ -48,11 +96,11 @@ void run_core(const CoreArguments& arguments, std::int64_t begin, std::int64_t e
 }
 
 std::string core_target(Element element) {
-  const std::string name = HWY_DYNAMIC_DISPATCH(Name)();
-  if (element == Element::float32) {
-    return name;
+  std::string name = HWY_DYNAMIC_DISPATCH(Name)();
+  if (element == Element::bfloat16) {
+    name += use_pairs() ? " with products of bfloat16" : ", bfloat16 widened to float32";
   }
-  return name + (use_pairs() ? " with products of bfloat16" : ", bfloat16 widened to float32");
+  return name;
 }
 
 }  // namespace mha::fused

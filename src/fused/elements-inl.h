@@ -1,5 +1,5 @@
 // How queries, keys and values of each kind become 32-bit words to multiply: a float32, or a pair of bfloat16. Compiled
-// once for each instruction set; included by core-inl.h alone.
+// once for each instruction set.
 #if defined(MHA_FUSED_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MHA_FUSED_ELEMENTS_INL_H_
 #undef MHA_FUSED_ELEMENTS_INL_H_
@@ -9,6 +9,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -67,7 +68,14 @@ struct Float32 {
   static constexpr int kDegree = 5;  // of the exponential
 
   static HWY_INLINE void ToWords(const float* from, std::int64_t count, float* HWY_RESTRICT to) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+    const D d;
+    std::int64_t i = 0;
+    for (; i + Lanes() <= count; i += Lanes()) {
+      hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+    }
+    for (; i < count; ++i) {
+      to[i] = from[i];
+    }
   }
   /// Rows of values: each word is one of the row.
   static HWY_INLINE void InterleaveRows(const float* row, const float* /*next*/, std::int64_t count,

@@ -67,7 +67,8 @@ Plan plan(const std::vector<Source>& sources, int64_t batch, int64_t num_heads, 
     head_bytes = std::max(head_bytes, source.tensor.size(1) * source.count * d_k * itemsize);
   }
   if (const auto items = most / (head_bytes * num_heads); items >= 1) {
-    return {std::min(items, batch), num_heads};
+    const int64_t rounds = (batch + items - 1) / items;
+    return {(batch + rounds - 1) / rounds, num_heads};  // as equal as can be
   }
   // Some heads at a time, but no narrower products than these, which would be slower.
   constexpr int64_t least_columns = 512;
@@ -129,9 +130,9 @@ StateDict copied_weights(const StateDict& weights, int64_t num_heads,
   return copies;
 }
 
-StateDict weights_of(const MultiHeadAttention& module) {
+const MultiHeadAttentionImpl& held(const MultiHeadAttention& module) {
   TORCH_CHECK_VALUE(!module.is_empty(), "module: expected a module, found an empty holder");
-  return state_dict(*module);
+  return *module;
 }
 
 void check_gradients(const char* name, const Tensor& tensor) {
@@ -178,7 +179,7 @@ struct FusedMultiHeadAttention::State {
 };
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const MultiHeadAttention& module)
-    : FusedMultiHeadAttention(weights_of(module), module->num_heads) {}
+    : FusedMultiHeadAttention(state_dict(held(module)), held(module).num_heads) {}
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const StateDict& weights, int64_t num_heads,
                                                  std::optional<torch::ScalarType> dtype) {
@@ -212,7 +213,7 @@ Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& ke
         const auto product = state_->projections(source.tensor.narrow(0, item, items),
                                                  {source.first, source.count, head, rounds.heads});
         for (int64_t i = 0; i < source.count; ++i) {
-          projected[static_cast<size_t>(source.first + i)] = product.select(2, i);
+          projected.at(static_cast<size_t>(source.first + i)) = product.select(2, i);
         }
       }
       fused::attend(projected[0], projected[1], projected[2], blocking.part(item, items, head, rounds.heads),

@@ -20,7 +20,10 @@ struct Part {
   int64_t first_head = 0;  ///< of the heads that are computed
   int64_t heads = 0;
 
-  auto operator<=>(const Part&) const = default;
+  bool operator<(const Part& other) const {
+    return std::tie(first, count, first_head, heads) <
+           std::tie(other.first, other.count, other.first_head, other.heads);
+  }
 };
 
 /// The stacked weights, packed for each part when it is first asked for. Safe to use from several threads.

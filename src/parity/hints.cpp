@@ -133,6 +133,16 @@ std::string rounding_cause(const CaseReport& report, const TensorReport& first, 
                                           report.differences.front() + ")";
 }
 
+/// The fused engine shows no steps, so only the difference itself says anything.
+std::string fused_cause(const TensorReport& first) {
+  if (first.non_finite != first.reference_non_finite) {
+    return "NaN or infinity on one side only";
+  }
+  return first.verdict == Verdict::within_tolerance
+             ? "the same maths, rounded otherwise by the fused engine"
+             : "the lesson's engine compares every step and tells where it begins";
+}
+
 /// What usually makes this tensor differ when all before it agree.
 std::string usual_cause(const ReferenceCase& reference, const std::string& name) {
   static const std::map<std::string, std::string> causes = {
@@ -166,6 +176,9 @@ std::string likely_cause(const ReferenceCase& reference, const CaseInputs& input
   const torch::NoGradGuard no_grad;
   if (first.verdict == Verdict::not_comparable) {
     return first.note;
+  }
+  if (report.engine == engine_text(Engine::fused)) {
+    return fused_cause(first);
   }
   if (first.name.starts_with("init/")) {
     return "freshly initialised parameters differ: another init_seed, or other modules drew random numbers "

@@ -1,6 +1,3 @@
-#include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/autograd.h>
 #include <torch/cuda.h>
 #include <torch/utils.h>
@@ -10,9 +7,11 @@
 
 #include "mha/attention.h"
 #include "mha/error.h"
+#include "mha/fused.h"
 #include "mha/parity.h"
 #include "mha/weights.h"
 #include "parity/environment.h"
+#include "parity/guards.h"
 #include "parity/hints.h"
 #include "parity/inputs.h"
 #include "parity/reference_case.h"
@@ -23,47 +22,6 @@ namespace mha::parity {
 namespace {
 
 using torch::Tensor;
-
-/// Sets the number of threads for a scope.
-class ThreadsGuard {
- public:
-  explicit ThreadsGuard(int threads) : before_(at::get_num_threads()) {
-    if (threads > 0) {
-      at::set_num_threads(threads);
-    }
-  }
-  ThreadsGuard(const ThreadsGuard&) = delete;
-  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
-  ~ThreadsGuard() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
-/// Keeps the caller's autocast, InferenceMode and default dtype out of a scope: none of them is part of a case.
-class PlainModeGuard {
- public:
-  explicit PlainModeGuard(torch::Device device)
-      : inference_mode_(false),
-        device_(device.type()),
-        autocast_(at::autocast::is_autocast_enabled(device.type())),
-        default_dtype_(torch::get_default_dtype()) {
-    at::autocast::set_autocast_enabled(device_, false);
-    torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
-  }
-  PlainModeGuard(const PlainModeGuard&) = delete;
-  PlainModeGuard& operator=(const PlainModeGuard&) = delete;
-  ~PlainModeGuard() {
-    torch::set_default_dtype(default_dtype_);
-    at::autocast::set_autocast_enabled(device_, autocast_);
-  }
-
- private:
-  c10::InferenceMode inference_mode_;
-  c10::DeviceType device_;
-  bool autocast_;
-  caffe2::TypeMeta default_dtype_;
-};
 
 /// One verification: the reference, what is asked of it, and the report as it grows.
 class Verification {
@@ -77,14 +35,18 @@ class Verification {
 
   CaseReport run() {
     report_.name = reference_.path.string();
-    report_.engine = "lesson";
+    report_.engine = engine_text(options_.engine);
+    if (is_fused() && reference_.train) {
+      fail("expected an eval-mode case for the fused engine, which is for inference, found mode train");
+    }
     compare_environments();
     auto module = make_module();
-    describe(*module);
     const auto inputs = rebuild_inputs(reference_, device_);
-    const auto steps = run_forward(module, inputs);
-    compare_forward(*module, steps);
-    compare_gradients(*module, inputs, steps.output);
+    if (is_fused()) {
+      compare_fused(module, inputs);
+    } else {
+      compare_lesson(module, inputs);
+    }
     report_.verdict = overall(report_.tensors);
     name_first_divergence(module, inputs);
     return std::move(report_);
@@ -94,6 +56,8 @@ class Verification {
   [[noreturn]] void fail(const std::string& problem) const {
     throw Error(show(reference_.path) + ": " + problem);
   }
+
+  bool is_fused() const { return options_.engine == Engine::fused; }
 
   torch::Device choose_device() const {
     const auto device = options_.device.value_or(torch::Device(reference_.environment.device));
@@ -108,8 +72,8 @@ class Verification {
   void compare_environments() {
     report_.environment = current_environment(device_);
     report_.differences = environment_differences(reference_.environment, report_.environment);
-    const auto by_environment = report_.differences.empty() && !reference_.tolerance ? Requirement::bit_exact
-                                                                                     : Requirement::tolerance;
+    const bool comparable_bits = report_.differences.empty() && !reference_.tolerance && !is_fused();
+    const auto by_environment = comparable_bits ? Requirement::bit_exact : Requirement::tolerance;
     requirement_ = options_.require.value_or(by_environment);
     report_.bits_required = requirement_ == Requirement::bit_exact;
   }
@@ -196,7 +160,7 @@ class Verification {
     }
     naming(weights, [&] { load_state_dict(*module, weights.tensors, {.prefix = weights.prefix}); });
     describe(weights);
-    if (reference_.init_seed) {
+    if (reference_.init_seed && !is_fused()) {
       for (const auto& item : state_dict(*module)) {
         add("init/" + item.key(), fresh[item.key()], item.value());
       }
@@ -210,9 +174,21 @@ class Verification {
     module.pretty_print(text);
     text << ", " << (reference_.train ? "train" : "eval") << ", "
          << c10::getDtypeNames(reference_.dtype).first << ", " << report_.environment.device << ", "
-         << report_.environment.num_threads
-         << (report_.environment.num_threads == 1 ? " thread" : " threads");
+         << threads_text();
     report_.description = text.str();
+  }
+
+  void describe(const FusedMultiHeadAttention& fused, const CaseInputs& inputs) {
+    std::ostringstream text;
+    text << "mha::FusedMultiHeadAttention(d_model=" << fused.d_model() << ", num_heads=" << fused.num_heads()
+         << "), " << fused.describe(inputs.query, inputs.key, inputs.value, inputs.mask) << ", "
+         << threads_text();
+    report_.description = text.str();
+  }
+
+  std::string threads_text() const {
+    const auto threads = report_.environment.num_threads;
+    return std::to_string(threads) + (threads == 1 ? " thread" : " threads");
   }
 
   void describe(const Weights& weights) {
@@ -224,6 +200,25 @@ class Verification {
                          ", other names ignored: " + std::to_string(layout_.ignored.size()) +
                          (layout_.caveat.empty() ? "" : "; ") + layout_.caveat;
     }
+  }
+
+  void compare_lesson(MultiHeadAttention& module, const CaseInputs& inputs) {
+    describe(*module);
+    const auto steps = run_forward(module, inputs);
+    compare_forward(*module, steps);
+    compare_gradients(*module, inputs, steps.output);
+  }
+
+  /// Outputs only: it has no steps.
+  void compare_fused(const MultiHeadAttention& module, const CaseInputs& inputs) {
+    const torch::NoGradGuard no_gradients;
+    const FusedMultiHeadAttention fused(module);
+    describe(fused, inputs);
+    if (reference_.tensors.contains("outputs/attention_weights")) {
+      add_if_present("outputs/attention_weights",
+                     fused.attention_weights(inputs.query, inputs.key, inputs.mask));
+    }
+    add_if_present("outputs/output", fused(inputs.query, inputs.key, inputs.value, inputs.mask));
   }
 
   AttentionSteps run_forward(MultiHeadAttention& module, const CaseInputs& inputs) const {
@@ -375,7 +370,14 @@ class Verification {
 
 }  // namespace
 
+std::string_view engine_text(Engine engine) {
+  return engine == Engine::fused ? "fused" : "lesson";
+}
+
 CaseReport verify(const ReferenceCase& reference, const VerifyOptions& options) {
+  TORCH_CHECK_VALUE(
+      options.engine != Engine::fused || options.require != Requirement::bit_exact,
+      "require: expected tolerance with the fused engine, whose bits are its own, found bit-exact");
   try {
     return Verification(reference, options).run();
   } catch (const c10::Error& error) {

@@ -1,9 +1,12 @@
-// The readable module beside LibTorch's own, in one run: compare rows of the same size, not runs.
+// The module, the fused engine and LibTorch's own module beside each other, and the engine's attention alone: compare
+// rows of the same size in one run, not runs.
 #include <benchmark/benchmark.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/utils.h>
 
+#include "fused/attend.h"
 #include "mha/attention.h"
+#include "mha/fused.h"
 
 namespace {
 
@@ -35,6 +38,34 @@ void lesson_forward(benchmark::State& state) {
   count_work(state);
 }
 
+void fused_forward(benchmark::State& state) {
+  const torch::InferenceMode inference;
+  const mha::FusedMultiHeadAttention attention(mha::MultiHeadAttention(state.range(2), state.range(3)));
+  const auto x = torch::randn({state.range(0), state.range(1), state.range(2)});
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(attention(x));
+  }
+  count_work(state);
+}
+
+/// Without projections: query, key and value as one product leaves them.
+void attend(benchmark::State& state, torch::ScalarType dtype) {
+  const torch::InferenceMode inference;
+  const int64_t batch = state.range(0);
+  const int64_t length = state.range(1);
+  const int64_t num_heads = state.range(3);
+  const int64_t d_k = state.range(2) / num_heads;
+  const auto projected = torch::randn({batch, length, 3, num_heads, d_k}).to(dtype);
+  const auto output = torch::empty({batch, length, num_heads, d_k}, dtype);
+  for (auto _ : state) {
+    mha::fused::attend(projected.select(2, 0), projected.select(2, 1), projected.select(2, 2), {}, output);
+    benchmark::ClobberMemory();
+  }
+  state.counters["FLOP/s"] = benchmark::Counter(
+      4 * static_cast<double>(batch * length) * static_cast<double>(length * state.range(2)),
+      benchmark::Counter::kIsIterationInvariantRate);
+}
+
 void libtorch_forward(benchmark::State& state) {
   const torch::InferenceMode inference;
   torch::nn::MultiheadAttention attention(state.range(2), state.range(3));
@@ -48,5 +79,8 @@ void libtorch_forward(benchmark::State& state) {
 
 BENCHMARK(lesson_forward)->Apply(sizes);
 BENCHMARK(libtorch_forward)->Apply(sizes);
+BENCHMARK(fused_forward)->Apply(sizes);
+BENCHMARK_CAPTURE(attend, float32, torch::kFloat)->Apply(sizes);
+BENCHMARK_CAPTURE(attend, bfloat16, torch::kBFloat16)->Apply(sizes);
 
 }  // namespace

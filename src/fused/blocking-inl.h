@@ -1,0 +1,83 @@
+// How the work is cut, and where its parts lie in scratch memory. Compiled once for each instruction set.
+#if defined(MHA_FUSED_BLOCKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MHA_FUSED_BLOCKING_INL_H_
+#undef MHA_FUSED_BLOCKING_INL_H_
+#else
+#define MHA_FUSED_BLOCKING_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+
+#include "fused/core.h"
+#include "fused/elements-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mha::fused::HWY_NAMESPACE {
+
+// Sizes of the blocking. A strip of query rows keeps its scores in the first-level cache, a block of keys and
+// values stays in the second while a block of queries passes.
+constexpr std::int64_t kStripRows = 6;
+constexpr std::int64_t kQueryBlock = 64;
+constexpr std::int64_t kKeyBlock = 512;
+#if HWY_ARCH_ARM || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
+constexpr int kPanelVectors = 4;  // 32 registers
+#else
+constexpr int kPanelVectors = 2;  // 16 registers
+#endif
+
+HWY_INLINE std::int64_t Panel() {
+  return kPanelVectors * Lanes();
+}
+HWY_INLINE std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+/// Words of a row of `count` elements.
+template <class F>
+HWY_INLINE std::int64_t Words(std::int64_t count) {
+  return (count + F::kPerWord - 1) / F::kPerWord;
+}
+
+/// Where each part of a thread's scratch memory begins. All are 32-bit words.
+struct Scratches {
+  float* keys;     // panels of [words of d_k, rounded up to 4][Panel()]
+  float* values;   // panels of [words of key_len][columns of the panel]
+  float* rows;     // [Panel()][words of d_k, rounded up to 4]
+  float* query;    // [kQueryBlock][words of d_k]
+  float* scores;   // [kStripRows][kKeyBlock]
+  float* output;   // [kQueryBlock][d_k, rounded up to Lanes()]
+  float* maximum;  // [kQueryBlock]
+  float* sum;      // [kQueryBlock]
+};
+
+template <class F>
+HWY_INLINE std::int64_t Carve(const CoreArguments& a, float* scratch, Scratches& parts) {
+  std::int64_t at = 0;
+  const auto take = [&](std::int64_t words) {
+    float* const part = scratch == nullptr ? nullptr : scratch + at;
+    at += RoundUp(words, 16);
+    return part;
+  };
+  const std::int64_t columns = RoundUp(a.d_k, Lanes());
+  const std::int64_t row = RoundUp(Words<F>(a.d_k), 4);
+  parts.keys = take(RoundUp(a.key_len, Panel()) * row);
+  parts.values = take(Words<F>(a.key_len) * columns);
+  parts.rows = take(Panel() * row);
+  parts.query = take(kQueryBlock * Words<F>(a.d_k));
+  parts.scores = take(kStripRows * kKeyBlock);
+  parts.output = take(kQueryBlock * columns);
+  parts.maximum = take(kQueryBlock + HWY_MAX_BYTES / 4);
+  parts.sum = take(kQueryBlock + HWY_MAX_BYTES / 4);
+  return at;
+}
+
+HWY_INLINE std::int64_t QueryBlocks(const CoreArguments& a) {
+  return (a.query_len + kQueryBlock - 1) / kQueryBlock;
+}
+
+}  // namespace mha::fused::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
