@@ -46,8 +46,10 @@ struct MHA_EXPORT Masking {
 ///
 /// **Semantics** are those of `MultiHeadAttention` in eval mode: blocked scores are replaced by -1e9 (a fully blocked
 /// row takes the mean of the values), NaN and infinity come out where they would there, float16 takes no mask. With
-/// `Masking::causal` two things differ: NaN or infinity in a skipped key does not reach the row, and a row that
-/// keeps no key at all takes the mean over all keys, which for `bottom_right` with L > S is what the mask would give.
+/// `Masking::causal` two things differ: NaN or infinity in a blocked key reaches a row only if the key is not skipped,
+/// and a row that keeps no key at all takes the mean over all keys, which for `bottom_right` with L > S is what the mask
+/// would give. In float32 and bfloat16 values beyond the dtype's largest number divided by S may overflow; bfloat16's
+/// denormal numbers may count as 0.
 ///
 /// **Accuracy**: the error against float64 is at most twice that of PyTorch's module. Bits differ from the module's.
 /// Those of the attention itself do not depend on the number of threads, nor on what else is in the batch; those of

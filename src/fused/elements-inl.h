@@ -66,6 +66,9 @@ struct Float32 {
   using Element = float;
   static constexpr std::int64_t kPerWord = 1;
   static constexpr int kDegree = 5;  // of the exponential
+  // Weighted values that are added up before they are added to the output: long sums of one sign would drift.
+  static constexpr std::int64_t kSumWords = 128;
+  static constexpr bool kSumOntoOutput = false;
 
   static HWY_INLINE void ToWords(const float* from, std::int64_t count, float* HWY_RESTRICT to) {
     const D d;
@@ -137,6 +140,8 @@ struct WidenedBFloat16 : Float32 {
 struct PairedBFloat16 : WidenedBFloat16 {
   static constexpr std::int64_t kPerWord = 2;
   static constexpr int kDegree = 3;  // the weights are rounded to 8 bits
+  static constexpr std::int64_t kSumWords = 256;
+  static constexpr bool kSumOntoOutput = true;  // faster; what drifts is far below what rounds
 
   static HWY_INLINE void ToWords(const Bits* from, std::int64_t count, float* HWY_RESTRICT to) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(Bits));

@@ -84,6 +84,14 @@ Plan plan(const std::vector<Source>& sources, int64_t batch, int64_t num_heads, 
   return {1, heads};
 }
 
+/// What the engine reads is plain memory.
+void check_dense(const char* name, const Tensor& tensor) {
+  const bool dense = tensor.layout() == torch::kStrided && !tensor.is_nested() && tensor.has_storage();
+  TORCH_CHECK_VALUE(dense && !tensor._is_zerotensor(), name,
+                    ": expected a dense tensor with memory of its own, found one that is nested, of layout ",
+                    tensor.layout(), " or without memory");
+}
+
 constexpr std::array<const char*, 8> names = {"W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias",
                                               "W_v.weight", "W_v.bias", "W_o.weight", "W_o.bias"};
 
@@ -109,12 +117,15 @@ StateDict copied_weights(const StateDict& weights, int64_t num_heads,
   const int64_t d_model = first.size(0);
   attention::check_options(MultiHeadAttentionOptions(d_model, num_heads));
   const auto wanted = dtype.value_or(first.scalar_type());
-  TORCH_CHECK_VALUE(torch::isFloatingType(wanted), names[0], ": expected a floating point dtype, found ",
+  TORCH_CHECK_VALUE(wanted == torch::kFloat || wanted == torch::kBFloat16 || wanted == torch::kDouble ||
+                        wanted == torch::kHalf,
+                    names[0], ": expected dtype float32, bfloat16, float64 or float16, found ",
                     dtype_text(wanted));
   StateDict copies;
   for (const auto* name : names) {
     const auto& tensor = weights[name];
     attention::check_defined(name, tensor);
+    check_dense(name, tensor);
     const bool is_bias = std::string_view(name).ends_with("bias");
     const auto expected = is_bias ? std::vector<int64_t>{d_model} : std::vector<int64_t>{d_model, d_model};
     TORCH_CHECK_VALUE(tensor.sizes() == expected, name, ": expected shape ", shape_text(expected), ", found ",
@@ -135,9 +146,11 @@ const MultiHeadAttentionImpl& held(const MultiHeadAttention& module) {
   return *module;
 }
 
-void check_gradients(const char* name, const Tensor& tensor) {
+/// It takes no derivatives, and drops none silently.
+void check_inference(const char* name, const Tensor& tensor) {
+  const bool recorded = at::GradMode::is_enabled() && tensor.requires_grad();
   TORCH_CHECK_VALUE(
-      !(at::GradMode::is_enabled() && tensor.requires_grad()), name,
+      !recorded && !tensor._fw_grad(/*level=*/0).defined(), name,
       ": expected no gradients to record, found a tensor that requires them; FusedMultiHeadAttention is "
       "for inference: call it under torch::NoGradGuard, or train with MultiHeadAttention");
 }
@@ -166,10 +179,15 @@ struct FusedMultiHeadAttention::State {
 
   void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const std::pair<const char*, const Tensor&> tensors[] = {
+        {"query", query}, {"key", key}, {"value", value}, {"mask", mask}};
+    for (const auto& [name, tensor] : tensors) {
+      if (tensor.defined()) {
+        check_dense(name, tensor);
+        check_inference(name, tensor);
+      }
+    }
     attention::check_inputs({d_model, num_heads, projections.weight()}, query, key, value, mask);
-    check_gradients("query", query);
-    check_gradients("key", key);
-    check_gradients("value", value);
   }
 
   fused::Blocking blocking(const Tensor& query, const Tensor& key, const Masking& masking) const {

@@ -58,9 +58,11 @@ class Head {
     // Past the last key that any row keeps, there is nothing to add.
     const std::int64_t end =
         a_.causal ? std::clamp<std::int64_t>(first_row + rows + a_.causal_shift, 0, a_.key_len) : a_.key_len;
-    RunKeys(first_row, rows, end);
-    if (end < a_.key_len && AnyRowKeepsNone(rows)) {
-      RunKeys(first_row, rows, a_.key_len);
+    RunKeys(first_row, 0, rows, end);
+    for (std::int64_t r = 0; r < rows && end < a_.key_len; ++r) {
+      if (s_.maximum[r] <= fill_) {  // it found blocked keys only: then those that were skipped count too
+        RunKeys(first_row, r, r + 1, a_.key_len);
+      }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
       F::StoreRow(s_.output + r * columns_, 1.0f / s_.sum[r], a_.d_k,
@@ -73,16 +75,18 @@ class Head {
     return static_cast<const Element*>(data) + batch * strides.batch + head * strides.head;
   }
 
-  void RunKeys(std::int64_t first_row, std::int64_t rows, std::int64_t end) const {
-    std::fill(s_.maximum, s_.maximum + rows, -kInfinity);
-    std::fill(s_.sum, s_.sum + rows, 0.0f);
+  /// Rows [begin, until) of the block against the keys before `end`.
+  void RunKeys(std::int64_t first_row, std::int64_t begin, std::int64_t until, std::int64_t end) const {
+    const std::int64_t rows = until - begin;
+    std::fill(s_.maximum + begin, s_.maximum + until, -kInfinity);
+    std::fill(s_.sum + begin, s_.sum + until, 0.0f);
     const std::int64_t strips = (rows + kStripRows - 1) / kStripRows;
     for (std::int64_t first_key = 0; first_key < end; first_key += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, end - first_key);
-      std::int64_t row = 0;
+      std::int64_t row = begin;
       for (std::int64_t strip = 0; strip < strips; ++strip) {
         // As equal as can be: 50 rows are 5 strips of 6 and 4 of 5.
-        const std::int64_t next = rows * (strip + 1) / strips;
+        const std::int64_t next = begin + rows * (strip + 1) / strips;
         // Skipped where every row blocks all of these keys; not when all keys are wanted.
         if (end == a_.key_len || first_key < first_row + next + a_.causal_shift) {
           RunStrip(next - row, {first_row + row, row, first_key, keys});
@@ -247,11 +251,6 @@ class Head {
     for (; key < keys; ++key) {
       scores[key] = keep[key] == 0 ? fill_ : scores[key];
     }
-  }
-
-  /// Whether a row found only blocked keys, or scores no higher: then also the keys that were skipped count.
-  bool AnyRowKeepsNone(std::int64_t rows) const {
-    return std::any_of(s_.maximum, s_.maximum + rows, [&](float maximum) { return maximum <= fill_; });
   }
 
   const CoreArguments& a_;

@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -83,28 +84,41 @@ HWY_INLINE void ValuePanel(const float* HWY_RESTRICT weights, const float* HWY_R
                            std::int64_t columns) {
   const D d;
   const std::int64_t lanes = Lanes();
+  static_assert(!F::kSumOntoOutput || F::kSumWords * F::kPerWord >= kKeyBlock);
   V sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = kFirst ? hn::Zero(d)
-                          : hn::Mul(hn::Set(d, factors[r]), hn::Load(d, output + r * columns + v * lanes));
-    }
-  }
-  for (std::int64_t word = 0; word < words; ++word, values += kVectors * lanes) {
-    V value[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      value[v] = hn::Load(d, values + v * lanes);
-    }
+  for (std::int64_t begin = 0; begin < words; begin += F::kSumWords) {
+    const std::int64_t end = std::min(words, begin + F::kSumWords);
     for (int r = 0; r < kRows; ++r) {
-      const V weight = hn::Set(d, weights[r * kKeyBlock + word]);
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = F::MulAdd(weight, value[v], sums[r][v]);
+        if (kFirst || !F::kSumOntoOutput) {
+          sums[r][v] = hn::Zero(d);
+        } else {
+          sums[r][v] = hn::Mul(hn::Set(d, factors[r]), hn::Load(d, output + r * columns + v * lanes));
+        }
       }
     }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      hn::Store(sums[r][v], d, output + r * columns + v * lanes);
+    for (std::int64_t word = begin; word < end; ++word, values += kVectors * lanes) {
+      V value[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        value[v] = hn::Load(d, values + v * lanes);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const V weight = hn::Set(d, weights[r * kKeyBlock + word]);
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = F::MulAdd(weight, value[v], sums[r][v]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        float* const to = output + r * columns + v * lanes;
+        if (F::kSumOntoOutput || (kFirst && begin == 0)) {
+          hn::Store(sums[r][v], d, to);
+        } else {
+          hn::Store(hn::MulAdd(hn::Set(d, begin == 0 ? factors[r] : 1.0f), hn::Load(d, to), sums[r][v]), d,
+                    to);
+        }
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <bit>
 #include <utility>
 
 namespace mha::fused {
@@ -34,6 +35,13 @@ bool has_bfloat16_products() {
   return supported && supported->typed<bool()>().call();
 }
 
+/// The next number with five significant bits. oneDNN keeps something of a megabyte for each number of rows that it has
+/// met, for good: where lengths vary there must be few.
+int64_t padded_rows(int64_t rows) {
+  const auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows)) / 16);
+  return step <= 1 ? rows : (rows + step - 1) / step * step;
+}
+
 }  // namespace
 
 bool Linear::packs(const Tensor& weight) {
@@ -58,12 +66,25 @@ Tensor Linear::operator()(const Tensor& x) const {
   if (!packed_) {
     return at::linear(x, weight_, bias_);
   }
+  auto sizes = x.sizes().vec();
+  sizes.back() = bias_.numel();
   if (x.numel() == 0) {
-    auto sizes = x.sizes().vec();
-    sizes.back() = bias_.numel();
     return x.new_empty(sizes);
   }
-  return multiply_operator()->typed<Multiply>().call(x, weight_, bias_, "none",
+  const auto rows = x.reshape({-1, x.size(-1)});
+  const int64_t padded = padded_rows(rows.size(0));
+  if (padded == rows.size(0)) {
+    return multiply(rows).view(sizes);
+  }
+  const auto input = at::empty({padded, rows.size(1)}, rows.options());
+  input.narrow(0, 0, rows.size(0)).copy_(rows);
+  input.narrow(0, rows.size(0), padded - rows.size(0)).zero_();
+  // A copy: the result would hold the memory of the padding too.
+  return multiply(input).narrow(0, 0, rows.size(0)).clone().view(sizes);
+}
+
+Tensor Linear::multiply(const Tensor& rows) const {
+  return multiply_operator()->typed<Multiply>().call(rows, weight_, bias_, "none",
                                                      c10::List<std::optional<at::Scalar>>(), "");
 }
 

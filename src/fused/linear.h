@@ -18,6 +18,8 @@ class Linear {
   static bool packs(const torch::Tensor& weight);
 
  private:
+  torch::Tensor multiply(const torch::Tensor& rows) const;
+
   torch::Tensor weight_;  // as given, or packed
   torch::Tensor bias_;
   bool packed_;

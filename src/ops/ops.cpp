@@ -110,6 +110,9 @@ struct Lesson : torch::CustomClassHolder {
     const auto* weight = state_dict.find("W_q.weight");
     TORCH_CHECK_VALUE(weight != nullptr && weight->dim() == 2,
                       "weights: expected a matrix \"W_q.weight\", found none");
+    TORCH_CHECK_VALUE(weight->is_floating_point() && !weight->is_meta(),
+                      "W_q.weight: expected a floating point dtype and values, found ", weight->dtype(),
+                      " on ", weight->device());
     attention = MultiHeadAttention(weight->size(1), num_heads);
     attention->to(weight->device(), weight->scalar_type());
     attention->eval();

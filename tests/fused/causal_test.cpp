@@ -131,3 +131,19 @@ TEST_CASE("NaN and infinity in a key that is skipped do not reach a row", "[fuse
   CHECK(bit_equal(output.narrow(1, 0, far), clean.narrow(1, 0, far)));
   CHECK_FALSE(output.select(1, length - 1).isfinite().any().item<bool>());
 }
+
+TEST_CASE("a row that keeps no key does not change what its neighbours are", "[fused]") {
+  torch::manual_seed(14);
+  auto heads = random_heads({.query_len = 128, .key_len = 128, .d_k = 4});
+  heads.value[0][100] = std::nan("");
+  auto keep = torch::ones({128, 128}, torch::kBool);
+  const Masking all_kept(keep, CausalAlignment::top_left);
+  const auto before = fused_attend(heads, all_kept);
+  auto blocked = keep.clone();
+  blocked[3] = false;
+  const auto after = fused_attend(heads, Masking(blocked, CausalAlignment::top_left));
+  CHECK(after[0][3].isnan().all().item<bool>());  // the mean over all values
+  CHECK(bit_equal(after.narrow(1, 0, 3), before.narrow(1, 0, 3)));
+  CHECK(bit_equal(after.narrow(1, 4, 124), before.narrow(1, 4, 124)));
+  CHECK(before.narrow(1, 0, 64).isfinite().all().item<bool>());
+}

@@ -120,7 +120,7 @@ TEST_CASE("weights of several dtypes or devices are refused", "[fused]") {
   CHECK(weights_error(with("W_k.bias", torch::zeros({8}, torch::kLong))) ==
         "W_k.bias: expected dtype float32 (that of W_q.weight), found int64");
   CHECK(weights_error(with("W_q.weight", torch::zeros({8, 8}, torch::kLong))) ==
-        "W_q.weight: expected a floating point dtype, found int64");
+        "W_q.weight: expected dtype float32, bfloat16, float64 or float16, found int64");
   CHECK(weights_error(with("W_v.bias", torch::zeros({8}, torch::kMeta))) ==
         "W_v.bias: expected device cpu (that of W_q.weight), found meta");
 }
@@ -143,7 +143,7 @@ TEST_CASE("a dtype converts the weights, of whatever floating point dtypes they 
   CHECK(bit_equal(fused(x), FusedMultiHeadAttention(module)(x)));
 
   CHECK(weights_error(weights(), 2, torch::kLong) ==
-        "W_q.weight: expected a floating point dtype, found int64");
+        "W_q.weight: expected dtype float32, bfloat16, float64 or float16, found int64");
   CHECK(weights_error(with("W_k.bias", torch::zeros({8}, torch::kLong)), 2, dtype) ==
         "W_k.bias: expected a floating point dtype, found int64");
 }
@@ -229,4 +229,43 @@ TEST_CASE("inputs that require gradients are refused while gradients are recorde
   const torch::NoGradGuard no_gradients;
   CHECK(bit_equal(trio.fused(leaf), trio.fused(x)));
   CHECK_FALSE(trio.fused(leaf).requires_grad());
+}
+
+TEST_CASE("tensors without plain memory are refused in one line", "[fused]") {
+  torch::manual_seed(22);
+  Trio trio(8, 2);
+  const auto x = trio.random(2, 5);
+  const auto error = [&](const Tensor& query, const Tensor& memory, const Tensor& mask) {
+    const auto message = error_of<c10::ValueError>([&] { trio.fused(query, memory, mask); });
+    CHECK(message.find('\n') == std::string::npos);
+    CHECK(error_of<c10::ValueError>([&] { trio.fused.describe(query, memory, memory, mask); }) == message);
+    return message;
+  };
+  const auto mask = torch::ones({5, 5});
+  CHECK_THAT(error(x.to_sparse(), x, {}), StartsWith("query: expected a dense tensor"));
+  CHECK_THAT(error(x, x.to_sparse(), {}), StartsWith("key: expected a dense tensor"));
+  CHECK_THAT(error(x, x, mask.to_sparse()), StartsWith("mask: expected a dense tensor"));
+  CHECK_THAT(error(x, x, mask.to_sparse_csr()), StartsWith("mask: expected a dense tensor"));
+  CHECK_THAT(error(x.to_mkldnn(), x, {}), StartsWith("query: expected a dense tensor"));
+  CHECK_THAT(error(x, x, at::_efficientzerotensor({5, 5}, torch::TensorOptions(torch::kBool))),
+             StartsWith("mask: expected a dense tensor"));
+}
+
+TEST_CASE("tangents of forward-mode derivatives are not lost silently", "[fused]") {
+  torch::manual_seed(23);
+  Trio trio(8, 2);
+  const auto x = trio.random(2, 5);
+  const auto level = torch::autograd::forward_ad::enter_dual_level();
+  const auto dual = at::_make_dual(x, torch::ones_like(x), static_cast<int64_t>(level));
+  const auto message = error_of<c10::ValueError>([&] { trio.fused(dual); });
+  torch::autograd::forward_ad::exit_dual_level(level);
+  CHECK_THAT(message, StartsWith("query: expected no gradients to record"));
+}
+
+TEST_CASE("only dtypes in which attention can be computed are taken", "[fused]") {
+  CHECK_THAT(weights_error(weights(), 2, torch::kFloat8_e4m3fn),
+             StartsWith("W_q.weight: expected dtype float32, bfloat16, float64 or float16"));
+  CHECK_THAT(weights_error(weights(), 2, torch::kLong), StartsWith("W_q.weight: expected dtype float32"));
+  CHECK_THAT(weights_error(with("W_k.weight", torch::eye(8).to_sparse())),
+             StartsWith("W_k.weight: expected a dense tensor"));
 }
