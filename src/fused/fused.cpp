@@ -221,7 +221,8 @@ Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& ke
   const auto blocking = state_->blocking(query, key, masking);
   const auto parts = sources(query, key, value);
   const int64_t d_k = state_->d_k();
-  const auto rounds = plan(parts, query.size(0), state_->num_heads, d_k, query.itemsize());
+  const auto rounds =
+      plan(parts, query.size(0), state_->num_heads, d_k, static_cast<int64_t>(query.itemsize()));
   const auto context = at::empty({query.size(0), query.size(1), state_->num_heads, d_k}, query.options());
   for (int64_t item = 0; item < query.size(0); item += rounds.batch) {
     const int64_t items = std::min(rounds.batch, query.size(0) - item);
