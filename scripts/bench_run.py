@@ -169,7 +169,8 @@ class Run:
             raise _Refused(_failed(failure)) from failure
         if problem.is_absurd(error):
             raise _Refused(f"wrong, not timed: error {error:.1e}")
-        return _Entrant(call, error, [first] if warm or first >= self.effort.once else [])
+        counts = warm or (first >= self.effort.once and not engine.builds_late)
+        return _Entrant(call, error, [first] if counts else [])
 
     def _measure_memory(self) -> None:
         rows = [row for row in self.rows if row["threads"] == self.threads[-1]]

@@ -89,7 +89,7 @@ class MHA_EXPORT FusedMultiHeadAttention {
                            const Masking& masking) const;
 
   /// As the module's forward: query (B, L, D), key and value (B, S, D) -> (B, L, D). Where they are one and the same
-  /// tensor they are projected in one product.
+  /// tensor they are projected in one product. Mind that without the masking the value would be taken for one.
   torch::Tensor operator()(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                            const Masking& masking) const;
 
@@ -98,8 +98,8 @@ class MHA_EXPORT FusedMultiHeadAttention {
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
                                   const Masking& masking = {}) const;
 
-  /// One line: which path a call with these arguments takes, such as
-  /// `float32 on cpu: query, key, value in one oneDNN product; attention by mha's AVX3 kernels`.
+  /// One line: which path a call with these arguments takes, such as `float32 on cpu: query + key + value projected by
+  /// oneDNN's packed products; attention by own kernels, AVX3`. `+` joins what one product computes.
   std::string describe(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                        const Masking& masking = {}) const;
 

@@ -1,4 +1,4 @@
-// What Python sees of the library, after torch.classes.load_library("libmha_ops.so"):
+// What Python sees of the library, after torch.classes.load_library("build/release/libmha_ops.so"):
 //
 //     fused = torch.classes.mha.FusedMultiHeadAttention(module.state_dict(), num_heads, dtype=None)
 //     fused.forward(x, mask=None, causal=False)                          self-attention
@@ -11,7 +11,8 @@
 //     lesson.forward(query, key, value, mask=None)
 //     lesson.attention_weights()                                         (B, H, L, S) of the last forward, or None
 //
-// `causal` is CausalAlignment::top_left: query i sees keys 0 to i. Argument errors are ValueError, one line.
+// The weights are the lesson's eight. `causal` is CausalAlignment::top_left: query i sees keys 0 to i. What the library
+// refuses is a ValueError of one line; arguments of other types are refused by LibTorch in its own words.
 
 #include <c10/util/Exception.h>
 #include <torch/custom_class.h>
