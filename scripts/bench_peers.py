@@ -26,7 +26,7 @@ each computes is compared with the lesson in float64 before its time counts.
 
 _EPILOG = """\
 examples:
-  Everything, some {full} minutes on two cores; with --quick about five, less exactly.
+  Everything. With --quick it takes some five minutes on two idle cores, without it several times as long.
     %(prog)s --json bench.json --markdown bench.md --plot bench.png
 
   One shape of your own, in every kind of case (unmasked, masked, causal, cross-attention).
@@ -110,7 +110,6 @@ def _parser(engines: Sequence[Engine]) -> argparse.ArgumentParser:
         prog="bench_peers.py",
         description=_DESCRIPTION,
         epilog=_EPILOG.format(
-            full=25,
             engines="\n".join(f"  {engine.name:19} {engine.about}" for engine in engines),
             packages=" ".join(packages_of(engines)),
             curve=", ".join(CURVE_ENGINES),
