@@ -1,7 +1,6 @@
 """One run of `bench_peers.py`: which cases and engines, in which order, and the numbers that come of it."""
 
 import os
-import platform
 import re
 import statistics
 import sys
@@ -16,6 +15,7 @@ import torch
 from bench_cases import CURVE, Case, Problem, cases_of_shape, curve_cases, standard_cases
 from bench_engines import Call, Engine, Setup, forget_compiled
 from bench_measure import Effort, Peak, available_bytes, memory_of, take_turns
+from reference_case import cpu_model
 
 CURVE_ENGINES = ("mha fused", "Python lesson", "Python SDPA", "ONNXRuntime fused", "OpenVINO lesson")
 
@@ -99,7 +99,7 @@ class Run:
         return {
             "format": "mha.bench/1",
             "machine": {
-                "cpu_model": _cpu_model(),
+                "cpu_model": cpu_model(),
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
                 "cores": os.cpu_count(),
                 "load_average": self.load_average,
@@ -230,12 +230,3 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()

@@ -241,7 +241,7 @@ def _environment() -> dict[str, str]:
     return {
         "torch_version": torch.__version__.partition("+")[0],
         "build": torch.__config__.show(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": str(torch.get_num_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
@@ -252,7 +252,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             names = (
