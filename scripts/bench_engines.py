@@ -49,10 +49,6 @@ class Engine:
     def missing(self) -> list[str]:
         return [package for package in self.packages if find_spec(package) is None]
 
-    @property
-    def is_ours(self) -> bool:
-        return self.name.startswith("mha")
-
 
 def load_library(path: Path) -> None:
     """Registers torch.classes.mha."""

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "mha/attention.h"
 #include "mha/export.h"
@@ -62,8 +63,8 @@ struct MHA_EXPORT Masking {
 /// |---|---|---|
 /// | float32, bfloat16 on CPU | oneDNN with weights packed once, or `at::linear` | own kernels for this processor |
 /// | float64, float16 on CPU | `at::linear` | the lesson's steps, some query rows at a time |
-/// | any on other devices | `at::linear` | ATen's `scaled_dot_product_attention`; with a mask the lesson's steps, some
-/// query rows at a time |
+/// | other devices, no mask | `at::linear` | ATen's `scaled_dot_product_attention` |
+/// | other devices, mask | `at::linear` | the lesson's steps, some query rows at a time |
 class MHA_EXPORT FusedMultiHeadAttention {
  public:
   /// Copies the module's weights; later changes of the module do not reach this.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/causal_shift.h"
 #include "attention/checks.h"
 #include "support/dtype_text.h"
 #include "support/shape_text.h"
@@ -48,7 +49,7 @@ Tensor sliding_window_mask(int64_t query_len, int64_t key_len, Window window, Ca
   const auto farthest = std::max(query_len, key_len);
   const auto before = std::min(window.before, farthest);
   const auto after = std::min(window.after, farthest);
-  const auto shift = alignment == CausalAlignment::bottom_right ? key_len - query_len : 0;
+  const auto shift = attention::causal_shift(alignment, query_len, key_len);
 
   const auto options = torch::TensorOptions().dtype(torch::kLong).device(device);
   const auto position = torch::arange(query_len, options).unsqueeze(1) + shift;  // (L, 1)

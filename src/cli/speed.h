@@ -4,7 +4,6 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 

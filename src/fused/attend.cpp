@@ -7,19 +7,17 @@
 #include <cmath>
 #include <string>
 
+#include "attention/causal_shift.h"
 #include "fused/core.h"
 
 namespace mha::fused {
 namespace {
 
+using attention::causal_shift;
 using torch::Tensor;
 
 Strides strides_of(const Tensor& heads) {
   return {heads.stride(0), heads.stride(2), heads.stride(1)};
-}
-
-int64_t shift_of(CausalAlignment alignment, int64_t query_len, int64_t key_len) {
-  return alignment == CausalAlignment::top_left ? 0 : key_len - query_len;
 }
 
 Element element_of(torch::ScalarType dtype) {
@@ -51,7 +49,7 @@ void attend_core(const Tensor& query, const Tensor& key, const Tensor& value, co
   }
   if (blocking.causal) {
     arguments.causal = true;
-    arguments.causal_shift = shift_of(*blocking.causal, arguments.query_len, arguments.key_len);
+    arguments.causal_shift = causal_shift(*blocking.causal, arguments.query_len, arguments.key_len);
   }
   const int64_t tasks = core_tasks(arguments);
   const auto bytes = static_cast<int64_t>(core_scratch(arguments));
@@ -81,7 +79,7 @@ Tensor weights_of_rows(const Tensor& query, const Tensor& key, const Blocking& b
     scores.masked_fill_(blocking.keep.narrow(2, first, rows) == 0, fill);
   }
   if (blocking.causal) {
-    const auto shift = shift_of(*blocking.causal, query_len, key_len);
+    const auto shift = causal_shift(*blocking.causal, query_len, key_len);
     scores.masked_fill_(causal_rows(first, rows, key_len, shift, query.device()).logical_not_(), fill);
   }
   return at::softmax(scores, /*dim=*/-1);
@@ -91,7 +89,7 @@ Tensor weights_of_rows(const Tensor& query, const Tensor& key, const Blocking& b
 /// it also loses NaN.
 bool sdpa_computes_the_same(torch::Device device, bool masked, std::optional<CausalAlignment> causal,
                             int64_t query_len, int64_t key_len) {
-  return !device.is_cpu() && !masked && (!causal || shift_of(*causal, query_len, key_len) == 0);
+  return !device.is_cpu() && !masked && (!causal || causal_shift(*causal, query_len, key_len) == 0);
 }
 
 void attend_aten(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,

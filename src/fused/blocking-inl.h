@@ -68,8 +68,8 @@ HWY_INLINE std::int64_t Carve(const CoreArguments& a, float* scratch, Scratches&
   parts.query = take(kQueryBlock * Words<F>(a.d_k));
   parts.scores = take(kStripRows * kKeyBlock);
   parts.output = take(kQueryBlock * columns);
-  parts.maximum = take(kQueryBlock + HWY_MAX_BYTES / 4);
-  parts.sum = take(kQueryBlock + HWY_MAX_BYTES / 4);
+  parts.maximum = take(kQueryBlock);
+  parts.sum = take(kQueryBlock);
   return at;
 }
 

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <string_view>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/checks.h"
+#include "attention/parameter_names.h"
 #include "fused/attend.h"
 #include "fused/linear.h"
 #include "fused/projections.h"
@@ -92,46 +93,45 @@ void check_dense(const char* name, const Tensor& tensor) {
                     tensor.layout(), " or without memory");
 }
 
-constexpr std::array<const char*, 8> names = {"W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias",
-                                              "W_v.weight", "W_v.bias", "W_o.weight", "W_o.bias"};
-
 /// The lesson's eight tensors as copies in one dtype.
 StateDict copied_weights(const StateDict& weights, int64_t num_heads,
                          std::optional<torch::ScalarType> dtype) {
   std::string problems;
-  for (const auto* name : names) {
+  for (const auto expected_name : parameter_names) {
+    const std::string name(expected_name);
     if (!weights.contains(name)) {
-      problems += std::string(problems.empty() ? "" : ", ") + "missing \"" + name + "\"";
+      problems += std::string(problems.empty() ? "" : ", ") + "missing " + quote(name);
     }
   }
   for (const auto& item : weights) {
-    if (std::find(names.begin(), names.end(), item.key()) == names.end()) {
+    if (std::find(parameter_names.begin(), parameter_names.end(), item.key()) == parameter_names.end()) {
       problems += std::string(problems.empty() ? "" : ", ") + "unexpected " + quote(item.key());
     }
   }
   TORCH_CHECK_VALUE(problems.empty(), "weights: expected the lesson's eight names, found ", problems);
-  const auto& first = weights[names[0]];
-  attention::check_defined(names[0], first);
-  TORCH_CHECK_VALUE(first.dim() == 2 && first.size(0) == first.size(1), names[0],
+  const auto& first = weights["W_q.weight"];
+  attention::check_defined("W_q.weight", first);
+  TORCH_CHECK_VALUE(first.dim() == 2 && first.size(0) == first.size(1), "W_q.weight",
                     ": expected shape (d_model, d_model), found ", shape_text(first.sizes()));
   const int64_t d_model = first.size(0);
   attention::check_options(MultiHeadAttentionOptions(d_model, num_heads));
   const auto wanted = dtype.value_or(first.scalar_type());
   TORCH_CHECK_VALUE(wanted == torch::kFloat || wanted == torch::kBFloat16 || wanted == torch::kDouble ||
                         wanted == torch::kHalf,
-                    names[0], ": expected dtype float32, bfloat16, float64 or float16, found ",
+                    "W_q.weight", ": expected dtype float32, bfloat16, float64 or float16, found ",
                     dtype_text(wanted));
   StateDict copies;
-  for (const auto* name : names) {
+  for (const auto expected_name : parameter_names) {
+    const std::string name(expected_name);
     const auto& tensor = weights[name];
-    attention::check_defined(name, tensor);
-    check_dense(name, tensor);
-    const bool is_bias = std::string_view(name).ends_with("bias");
+    attention::check_defined(name.c_str(), tensor);
+    check_dense(name.c_str(), tensor);
+    const bool is_bias = name.ends_with("bias");
     const auto expected = is_bias ? std::vector<int64_t>{d_model} : std::vector<int64_t>{d_model, d_model};
     TORCH_CHECK_VALUE(tensor.sizes() == expected, name, ": expected shape ", shape_text(expected), ", found ",
                       shape_text(tensor.sizes()));
     TORCH_CHECK_VALUE(tensor.device() == first.device(), name, ": expected device ", first.device(),
-                      " (that of ", names[0], "), found ", tensor.device());
+                      " (that of ", "W_q.weight", "), found ", tensor.device());
     TORCH_CHECK_VALUE(
         dtype ? tensor.is_floating_point() : tensor.scalar_type() == wanted, name, ": expected ",
         dtype ? "a floating point dtype" : "dtype " + dtype_text(wanted) + " (that of W_q.weight)",
@@ -239,7 +239,10 @@ Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& ke
                     context.narrow(0, item, items).narrow(2, head, rounds.heads));
     }
   }
-  return state_->output(context.flatten(2));
+  const auto output = state_->output(context.flatten(2));
+  // Whoever keeps the result need not keep the padding too.
+  const bool padded = output.storage().nbytes() > output.nbytes();
+  return padded ? output.clone() : output;
 }
 
 Tensor FusedMultiHeadAttention::attention_weights(const Tensor& query, const Tensor& key,
@@ -264,8 +267,7 @@ std::string FusedMultiHeadAttention::describe(const Tensor& query, const Tensor&
     }
   }
   return dtype_text(dtype()) + " on " + device().str() + ": " + products + " projected by " +
-         (fused::Linear::packs(state_->projections.weight()) ? "oneDNN's packed products" : "at::linear") +
-         "; " +
+         (state_->output.packed() ? "oneDNN's packed products" : "at::linear") + "; " +
          fused::describe_attend(dtype(), device(), masking.mask.defined(), masking.causal, query.size(1),
                                 key.size(1));
 }

@@ -42,9 +42,7 @@ int64_t padded_rows(int64_t rows) {
   return step <= 1 ? rows : (rows + step - 1) / step * step;
 }
 
-}  // namespace
-
-bool Linear::packs(const Tensor& weight) {
+bool can_be_packed(const Tensor& weight) {
   if (!weight.device().is_cpu() || !at::globalContext().userEnabledMkldnn() || !at::hasMKLDNN() ||
       !pack_operator() || !multiply_operator() || weight.numel() == 0) {
     return false;
@@ -53,8 +51,10 @@ bool Linear::packs(const Tensor& weight) {
   return weight.scalar_type() == torch::kFloat || (weight.scalar_type() == torch::kBFloat16 && bfloat16);
 }
 
+}  // namespace
+
 Linear::Linear(Tensor weight, Tensor bias)
-    : weight_(std::move(weight)), bias_(std::move(bias)), packed_(packs(weight_)) {
+    : weight_(std::move(weight)), bias_(std::move(bias)), packed_(can_be_packed(weight_)) {
   if (packed_) {
     torch::jit::Stack stack{weight_, c10::IValue()};  // no hint of the number of rows: it makes no difference
     pack_operator()->callBoxed(stack);
@@ -79,8 +79,7 @@ Tensor Linear::operator()(const Tensor& x) const {
   const auto input = at::empty({padded, rows.size(1)}, rows.options());
   input.narrow(0, 0, rows.size(0)).copy_(rows);
   input.narrow(0, rows.size(0), padded - rows.size(0)).zero_();
-  // A copy: the result would hold the memory of the padding too.
-  return multiply(input).narrow(0, 0, rows.size(0)).clone().view(sizes);
+  return multiply(input).narrow(0, 0, rows.size(0)).view(sizes);
 }
 
 Tensor Linear::multiply(const Tensor& rows) const {

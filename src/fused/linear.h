@@ -11,11 +11,11 @@ class Linear {
   /// weight (out, in), bias (out); both detached.
   Linear(torch::Tensor weight, torch::Tensor bias);
 
-  /// x (..., in) -> (..., out), contiguous.
+  /// x (..., in) -> (..., out), contiguous; it may be the beginning of somewhat more memory.
   torch::Tensor operator()(const torch::Tensor& x) const;
 
-  /// Whether the weights can be packed: a matter of dtype, device and processor.
-  static bool packs(const torch::Tensor& weight);
+  /// Whether the weights were packed: a matter of dtype, device and processor.
+  bool packed() const { return packed_; }
 
  private:
   torch::Tensor multiply(const torch::Tensor& rows) const;

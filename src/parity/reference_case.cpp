@@ -6,6 +6,7 @@
 #include <locale>
 #include <sstream>
 
+#include "attention/parameter_names.h"
 #include "mha/error.h"
 #include "mha/parity.h"
 #include "mha/weights.h"

@@ -27,7 +27,4 @@ inline constexpr std::array<NamedStep, 8> named_steps = {{
 
 inline constexpr std::array<std::string_view, 4> input_names = {"query", "key", "value", "mask"};
 
-inline constexpr std::array<std::string_view, 8> parameter_names = {
-    "W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias", "W_v.weight", "W_v.bias", "W_o.weight", "W_o.bias"};
-
 }  // namespace mha::parity
