@@ -5,6 +5,10 @@
 ///     auto y = fused(x, mask);                               // self-attention, from any number of threads
 ///     y = fused(query, memory, mask);                        // cross-attention
 ///     y = fused(x, mha::CausalAlignment::top_left);          // a decoder's mask, without a mask tensor
+///     const auto projected = fused.project_memory(memory, mask);   // once, for many queries
+///     y = fused(query, projected);
+///
+/// Generation, one position at a time: mha/cache.h.
 ///
 /// Letters in shapes: B batch, L query_len, S key_len, H num_heads, D d_model, d_k = D / H.
 /// Argument errors are `c10::ValueError`, thrown before any arithmetic.
@@ -40,6 +44,23 @@ struct MHA_EXPORT Masking {
   std::optional<CausalAlignment> causal;
 };
 
+class KeyValueCache;
+
+/// A memory that many queries attend to, projected once: `FusedMultiHeadAttention::project_memory`. Immutable; copies
+/// share it.
+class MHA_EXPORT ProjectedMemory {
+ public:
+  torch::Tensor keys() const;    ///< (B, H, S, d_k)
+  torch::Tensor values() const;  ///< (B, H, S, d_k)
+  torch::Tensor mask() const;    ///< as given; undefined: none
+
+ private:
+  friend class FusedMultiHeadAttention;
+  struct State;
+  explicit ProjectedMemory(std::shared_ptr<const State> state);
+  std::shared_ptr<const State> state_;
+};
+
 /// The lesson's multi-head attention with fixed weights, for inference.
 ///
 /// Immutable: calls are const, need no lock and may run at once. Copies share the weights. Training mode, dropout
@@ -55,12 +76,13 @@ struct MHA_EXPORT Masking {
 /// **Accuracy**: the error against float64 is at most twice that of PyTorch's module and eight roundings; oneDNN's
 /// products are up to twice less exact than `at::linear`, which very peaked attention can amplify beyond that. Bits differ
 /// from the module's. Those of the attention itself do not depend on the number of threads, nor on what else is in the
-/// batch; those of the projections may.
+/// batch, only on whether there are few query rows (16) or more; those of the projections may.
 ///
 /// **Paths**, chosen by dtype, device and sizes, never by values; `describe` tells:
 ///
 /// | dtype, device | projections | attention |
 /// |---|---|---|
+/// | float32, bfloat16 on CPU, up to 64 rows | own kernels, at the speed of memory | own kernels for this processor |
 /// | float32, bfloat16 on CPU | oneDNN with weights packed once, or `at::linear` | own kernels for this processor |
 /// | float64, float16 on CPU | `at::linear` | the lesson's steps, some query rows at a time |
 /// | other devices, no mask | `at::linear` | ATen's `scaled_dot_product_attention` |
@@ -94,6 +116,21 @@ class MHA_EXPORT FusedMultiHeadAttention {
   torch::Tensor operator()(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                            const Masking& masking) const;
 
+  /// Keys and values of memory (B, S, D), for queries of any length that will attend to it. `mask` says which keys all
+  /// those queries see: it broadcasts to (B, H, 1, S), such as a `padding_mask`. Undefined: all.
+  ProjectedMemory project_memory(const torch::Tensor& memory, const torch::Tensor& mask = {}) const;
+
+  /// Cross-attention to a projected memory: query (B, L, D) -> (B, L, D). Beams of one item share its memory as more
+  /// query rows: `query.view({B, beams * L, D})`, since rows do not see each other.
+  ///
+  /// Errors: also a memory that other weights have projected.
+  torch::Tensor operator()(const torch::Tensor& query, const ProjectedMemory& memory) const;
+
+  /// The same into memory at hand: output (B, L, D), contiguous, of this dtype and device.
+  /// Allocates nothing for a few rows of float32 or bfloat16 on CPU, but in a thread's first call.
+  void attend_into(const torch::Tensor& query, const ProjectedMemory& memory,
+                   const torch::Tensor& output) const;
+
   /// (B, H, L, S): the weights that a call with these arguments gives the values, for those who want to look. Keeps
   /// what the call avoids to keep, and is no faster than the module.
   torch::Tensor attention_weights(const torch::Tensor& query, const torch::Tensor& key,
@@ -110,8 +147,22 @@ class MHA_EXPORT FusedMultiHeadAttention {
   torch::Device device() const;     ///< of weights, inputs and outputs
 
  private:
+  friend class KeyValueCache;
+  friend class ProjectedMemory;
   struct State;
+  void check_memory(const torch::Tensor& query, const ProjectedMemory& memory) const;
+
   std::shared_ptr<const State> state_;
 };
+
+/// The lesson's `scaled_dot_product_attention` by the same kernels: query (..., H, L, d_k), key and value (..., H, S, d_k),
+/// 4 dimensions each -> (B, H, L, d_k). Features must lie side by side, or are copied.
+///
+/// Errors: other numbers of dimensions, sizes, dtypes or devices that do not fit, a mask that would enlarge the scores,
+/// gradients to record.
+MHA_EXPORT torch::Tensor fused_scaled_dot_product_attention(const torch::Tensor& query,
+                                                            const torch::Tensor& key,
+                                                            const torch::Tensor& value,
+                                                            const Masking& masking = {});
 
 }  // namespace mha

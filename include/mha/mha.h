@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mha/attention.h"
+#include "mha/cache.h"
 #include "mha/error.h"
 #include "mha/fused.h"
 #include "mha/masks.h"

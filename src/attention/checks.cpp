@@ -42,21 +42,6 @@ bool broadcasts_to(c10::IntArrayRef sizes, c10::IntArrayRef target) {
                     [](int64_t size, int64_t wanted) { return size == wanted || size == 1; });
 }
 
-void check_mask(const Tensor& mask, c10::IntArrayRef scores_sizes, const char* scores_name,
-                const Tensor& query) {
-  if (!mask.defined()) {
-    return;
-  }
-  TORCH_CHECK_VALUE(broadcasts_to(mask.sizes(), scores_sizes), "mask: expected a shape that broadcasts to ",
-                    scores_name, " = ", shape_text(scores_sizes), " without enlarging it, found ",
-                    shape_text(mask.sizes()));
-  check_same_device("mask", mask, "query", query.device());
-  TORCH_CHECK_VALUE(
-      product_dtype(query) != torch::kHalf,
-      "mask: expected none with float16 scores, found one: the fill -1e9 is a value that cannot be "
-      "converted to type at::Half without overflow. Use bfloat16 or float32, or no mask");
-}
-
 /// Widens `sizes` by the leading dimensions of `tensor`, as torch::matmul broadcasts them.
 void broadcast_leading(std::vector<int64_t>& sizes, const Tensor& tensor, const char* name) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim() - 2));
@@ -118,26 +103,42 @@ void check_scaled_dot_product(const Tensor& query, const Tensor& key, const Tens
   check_mask(mask, scores_sizes, "the scores (..., query_len, key_len)", query);
 }
 
+void check_mask(const Tensor& mask, c10::IntArrayRef scores_sizes, const char* scores_name,
+                const Tensor& query) {
+  if (!mask.defined()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(broadcasts_to(mask.sizes(), scores_sizes), "mask: expected a shape that broadcasts to ",
+                    scores_name, " = ", shape_text(scores_sizes), " without enlarging it, found ",
+                    shape_text(mask.sizes()));
+  check_same_device("mask", mask, "query", query.device());
+  TORCH_CHECK_VALUE(
+      product_dtype(query) != torch::kHalf,
+      "mask: expected none with float16 scores, found one: the fill -1e9 is a value that cannot be "
+      "converted to type at::Half without overflow. Use bfloat16 or float32, or no mask");
+}
+
+void check_input(const Expected& expected, const char* name, const Tensor& input) {
+  check_defined(name, input);
+  TORCH_CHECK_VALUE(input.dim() == 3, name,
+                    ": expected 3 dimensions (batch, length, d_model = ", expected.d_model, "), found shape ",
+                    shape_text(input.sizes()));
+  TORCH_CHECK_VALUE(input.size(2) == expected.d_model, name, ": expected last dimension ", expected.d_model,
+                    " (d_model), found shape ", shape_text(input.sizes()));
+  TORCH_CHECK_VALUE(input.size(0) > 0, name, ": expected a batch of at least 1, found shape ",
+                    shape_text(input.sizes()));
+  check_same_device(name, input, "the parameters", expected.weight.device());
+  check_same_dtype(name, input, "the parameters", expected.weight);
+}
+
 void check_inputs(const Expected& expected, const Tensor& query, const Tensor& key, const Tensor& value,
                   const Tensor& mask) {
-  struct Input {
-    const char* name;
-    const Tensor& tensor;
-  };
-  const Input inputs[] = {{"query", query}, {"key", key}, {"value", value}};
-  for (const auto& input : inputs) {
-    check_defined(input.name, input.tensor);
-    TORCH_CHECK_VALUE(input.tensor.dim() == 3, input.name,
-                      ": expected 3 dimensions (batch, length, d_model = ", expected.d_model,
-                      "), found shape ", shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(2) == expected.d_model, input.name, ": expected last dimension ",
-                      expected.d_model, " (d_model), found shape ", shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(0) > 0, input.name, ": expected a batch of at least 1, found shape ",
-                      shape_text(input.tensor.sizes()));
-    TORCH_CHECK_VALUE(input.tensor.size(0) == query.size(0), input.name, ": expected batch ", query.size(0),
-                      " (that of query), found shape ", shape_text(input.tensor.sizes()));
-    check_same_device(input.name, input.tensor, "the parameters", expected.weight.device());
-    check_same_dtype(input.name, input.tensor, "the parameters", expected.weight);
+  check_input(expected, "query", query);
+  const std::pair<const char*, const Tensor&> others[] = {{"key", key}, {"value", value}};
+  for (const auto& [name, tensor] : others) {
+    check_input(expected, name, tensor);
+    TORCH_CHECK_VALUE(tensor.size(0) == query.size(0), name, ": expected batch ", query.size(0),
+                      " (that of query), found shape ", shape_text(tensor.sizes()));
   }
   TORCH_CHECK_VALUE(value.size(1) == key.size(1), "value: expected length ", key.size(1),
                     " (key_len), found shape ", shape_text(value.sizes()));

@@ -22,6 +22,13 @@ struct Expected {
   const torch::Tensor& weight;
 };
 
+/// One input of a module, on its own.
+void check_input(const Expected& expected, const char* name, const torch::Tensor& input);
+
+/// A mask, undefined or not, for scores of these sizes, which `scores_name` names, of queries such as `query`.
+void check_mask(const torch::Tensor& mask, c10::IntArrayRef scores_sizes, const char* scores_name,
+                const torch::Tensor& query);
+
 /// Inputs and mask of a module's call.
 void check_inputs(const Expected& expected, const torch::Tensor& query, const torch::Tensor& key,
                   const torch::Tensor& value, const torch::Tensor& mask);

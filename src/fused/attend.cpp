@@ -1,6 +1,5 @@
 #include "fused/attend.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
@@ -8,7 +7,7 @@
 #include <string>
 
 #include "attention/causal_shift.h"
-#include "fused/core.h"
+#include "fused/parallel.h"
 
 namespace mha::fused {
 namespace {
@@ -20,11 +19,6 @@ Strides strides_of(const Tensor& heads) {
   return {heads.stride(0), heads.stride(2), heads.stride(1)};
 }
 
-Element element_of(torch::ScalarType dtype) {
-  return dtype == torch::kFloat ? Element::float32 : Element::bfloat16;
-}
-
-/// Our kernels, shared out among LibTorch's threads.
 void attend_core(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,
                  const Tensor& output) {
   CoreArguments arguments;
@@ -42,21 +36,8 @@ void attend_core(const Tensor& query, const Tensor& key, const Tensor& value, co
   arguments.key_strides = strides_of(key);
   arguments.value_strides = strides_of(value);
   arguments.output_strides = strides_of(output);
-  if (blocking.keep.defined()) {
-    const auto& keep = blocking.keep;
-    arguments.mask = {static_cast<const uint8_t*>(keep.const_data_ptr()), keep.stride(0), keep.stride(1),
-                      keep.stride(2), keep.stride(3)};
-  }
-  if (blocking.causal) {
-    arguments.causal = true;
-    arguments.causal_shift = causal_shift(*blocking.causal, arguments.query_len, arguments.key_len);
-  }
-  const int64_t tasks = core_tasks(arguments);
-  const auto bytes = static_cast<int64_t>(core_scratch(arguments));
-  at::parallel_for(0, tasks, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const auto scratch = at::detail::empty_cpu({bytes}, torch::kByte);
-    run_core(arguments, begin, end, scratch.mutable_data_ptr());
-  });
+  set_blocking(arguments, blocking);
+  attend(arguments);
 }
 
 /// true where query rows [first, first + rows) keep a key by the causal rule: (rows, S).
@@ -143,6 +124,22 @@ Blocking make_blocking(const Tensor& mask, std::optional<CausalAlignment> causal
 
 Blocking Blocking::part(int64_t item, int64_t items, int64_t head, int64_t heads) const {
   return {keep.defined() ? keep.narrow(0, item, items).narrow(1, head, heads) : keep, causal};
+}
+
+Element element_of(torch::ScalarType dtype) {
+  return dtype == torch::kFloat ? Element::float32 : Element::bfloat16;
+}
+
+void set_blocking(CoreArguments& arguments, const Blocking& blocking) {
+  if (blocking.keep.defined()) {
+    const auto& keep = blocking.keep;
+    arguments.mask = {static_cast<const uint8_t*>(keep.const_data_ptr()), keep.stride(0), keep.stride(1),
+                      keep.stride(2), keep.stride(3)};
+  }
+  if (blocking.causal) {
+    arguments.causal = true;
+    arguments.causal_shift = causal_shift(*blocking.causal, arguments.query_len, arguments.key_len);
+  }
 }
 
 bool has_core(torch::ScalarType dtype, torch::Device device) {

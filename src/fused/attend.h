@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "fused/core.h"
 #include "mha/masks.h"
 
 namespace mha::fused {
@@ -27,6 +28,12 @@ Blocking make_blocking(const torch::Tensor& mask, std::optional<CausalAlignment>
 
 /// Whether `attend` has kernels of its own for this dtype and device.
 bool has_core(torch::ScalarType dtype, torch::Device device);
+
+/// `dtype` is one that has a core.
+Element element_of(torch::ScalarType dtype);
+
+/// Brings the blocking into a core's arguments; their lengths are set.
+void set_blocking(CoreArguments& arguments, const Blocking& blocking);
 
 /// Query (B, L, H, d_k), key and value (B, S, H, d_k), output (B, L, H, d_k); any strides, but features side by side.
 /// Overwrites output. Bits do not depend on the number of threads or on the rest of the batch with our own kernels.

@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "fused/core.h"
@@ -22,9 +23,11 @@ constexpr std::int64_t kStripRows = 6;
 constexpr std::int64_t kQueryBlock = 64;
 constexpr std::int64_t kKeyBlock = 512;
 #if HWY_ARCH_ARM || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
-constexpr int kPanelVectors = 4;  // 32 registers
+constexpr int kPanelVectors = 4;          // 32 registers
+constexpr std::int64_t kInPlaceRows = 6;  // of a strip, where keys are not packed
 #else
 constexpr int kPanelVectors = 2;  // 16 registers
+constexpr std::int64_t kInPlaceRows = 2;
 #endif
 
 HWY_INLINE std::int64_t Panel() {
@@ -40,12 +43,25 @@ HWY_INLINE std::int64_t Words(std::int64_t count) {
   return (count + F::kPerWord - 1) / F::kPerWord;
 }
 
+/// Whether keys and values are read where they lie.
+HWY_INLINE bool InPlace(const CoreArguments& a) {
+  return a.query_len <= few_query_rows;
+}
+
+/// Words from one row of queries to the next: whole vectors.
+template <class F>
+HWY_INLINE std::int64_t QueryStride(std::int64_t d_k) {
+  return RoundUp(Words<F>(d_k), Lanes());
+}
+
 /// Where each part of a thread's scratch memory begins. All are 32-bit words.
 struct Scratches {
-  float* keys;     // panels of [words of d_k, rounded up to 4][Panel()]
-  float* values;   // panels of [words of key_len][columns of the panel]
-  float* rows;     // [Panel()][words of d_k, rounded up to 4]
-  float* query;    // [kQueryBlock][words of d_k]
+  // Where keys and values are packed:
+  float* keys;    // panels of [words of d_k, rounded up to 4][Panel()]
+  float* values;  // panels of [words of key_len][columns of the panel]
+  float* rows;    // [Panel()][words of d_k, rounded up to 4]
+  // Always:
+  float* query;    // [kQueryBlock][QueryStride()]
   float* scores;   // [kStripRows][kKeyBlock]
   float* output;   // [kQueryBlock][d_k, rounded up to Lanes()]
   float* maximum;  // [kQueryBlock]
@@ -62,14 +78,17 @@ HWY_INLINE std::int64_t Carve(const CoreArguments& a, float* scratch, Scratches&
   };
   const std::int64_t columns = RoundUp(a.d_k, Lanes());
   const std::int64_t row = RoundUp(Words<F>(a.d_k), 4);
-  parts.keys = take(RoundUp(a.key_len, Panel()) * row);
-  parts.values = take(Words<F>(a.key_len) * columns);
-  parts.rows = take(Panel() * row);
-  parts.query = take(kQueryBlock * Words<F>(a.d_k));
+  if (!InPlace(a)) {
+    parts.keys = take(RoundUp(a.key_len, Panel()) * row);
+    parts.values = take(Words<F>(a.key_len) * columns);
+    parts.rows = take(Panel() * row);
+  }
+  const std::int64_t rows = std::min(kQueryBlock, a.query_len);
+  parts.query = take(rows * QueryStride<F>(a.d_k));
   parts.scores = take(kStripRows * kKeyBlock);
-  parts.output = take(kQueryBlock * columns);
-  parts.maximum = take(kQueryBlock);
-  parts.sum = take(kQueryBlock);
+  parts.output = take(rows * columns);
+  parts.maximum = take(rows);
+  parts.sum = take(rows);
   return at;
 }
 

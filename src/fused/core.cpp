@@ -2,9 +2,7 @@
 
 #include <string>
 
-// Left out: what gives these kernels nothing over the next older set, and vectors of unknown size.
-#define HWY_DISABLED_TARGETS \
-  (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "fused/targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fused/core.cpp"
 #include <hwy/foreach_target.h>  // compiles this file once for each instruction set
@@ -15,21 +13,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace mha::fused::HWY_NAMESPACE {
 namespace {
-
-/// Calls function(F) for the arguments' element, with the processor's own products of pairs where `pairs`.
-template <typename Function>
-HWY_INLINE auto WithElement(Element element, bool pairs, const Function& function) {
-  if (element == Element::float32) {
-    return function(Float32());
-  }
-#if MHA_FUSED_HAVE_PAIRS
-  if (pairs) {
-    return function(PairedBFloat16());
-  }
-#endif
-  static_cast<void>(pairs);
-  return function(WidenedBFloat16());
-}
 
 std::int64_t Scratch(const CoreArguments& arguments, bool pairs) {
   return WithElement(arguments.element, pairs, [&](auto element) HWY_ATTR {
@@ -69,9 +52,6 @@ HWY_EXPORT(Run);
 HWY_EXPORT(Scratch);
 HWY_EXPORT(Tasks);
 
-namespace {
-
-/// Whether the processor multiplies pairs of bfloat16, and the kernels in use can have it do so.
 bool use_pairs() {
 #if HWY_ARCH_X86
   static const bool supported = __builtin_cpu_supports("avx512bf16") != 0;
@@ -80,8 +60,6 @@ bool use_pairs() {
   return false;
 #endif
 }
-
-}  // namespace
 
 std::int64_t core_tasks(const CoreArguments& arguments) {
   return HWY_DYNAMIC_DISPATCH(Tasks)(arguments);

@@ -1,8 +1,9 @@
 /// Attention of many heads without LibTorch: pointers and strides in, rows out.
 ///
 /// Nothing of query_len x key_len is kept: a few query rows at a time meet 512 keys at a time, with the running
-/// maximum and sum of the softmax, in float32. The bits of a row depend on its own query, keys, values and mask only,
-/// not on the other rows, the number of threads or how the tasks are shared out.
+/// maximum and sum of the softmax, in float32. For a few query rows keys and values are read once, where they lie; for
+/// more they are packed first. The bits of a row depend on its own query, keys, values and mask and on which of the two
+/// it is, not on the other rows, the number of threads or how the tasks are shared out.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +31,13 @@ struct KeepMask {
   std::int64_t key = 1;  ///< 0 or 1
 };
 
+/// The keys and values of one item, where items differ.
+struct ItemKeys {
+  std::int64_t place = 0;  ///< which of the batch of `key` and `value`
+  std::int64_t key_len = 0;
+  std::int64_t causal_shift = 0;
+};
+
 struct CoreArguments {
   Element element = Element::float32;
   std::int64_t batch = 0;
@@ -49,7 +57,13 @@ struct CoreArguments {
   bool causal = false;
   /// With `causal`, query i keeps the keys up to i + this.
   std::int64_t causal_shift = 0;
+  /// One for each item of the batch, in place of key_len, which is then the most that any item has, and of
+  /// causal_shift. Null: items are alike.
+  const ItemKeys* items = nullptr;
 };
+
+/// Up to so many query rows keys and values are not packed.
+inline constexpr std::int64_t few_query_rows = 16;
 
 /// The work in independent pieces, to be shared out among threads in runs of neighbours.
 std::int64_t core_tasks(const CoreArguments& arguments);

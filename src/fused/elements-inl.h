@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "fused/core.h"
+
 // Highway 1.0 lacks AVX-512's dot product of bfloat16.
 #undef MHA_FUSED_HAVE_PAIRS
 #if HWY_ARCH_X86 && (defined(__GNUC__) || defined(__clang__)) && HWY_TARGET <= HWY_AVX3
@@ -30,6 +32,7 @@ using V = hn::Vec<D>;
 using DW = hn::RebindToUnsigned<D>;
 using VW = hn::Vec<DW>;
 using Bits = std::uint16_t;  // of a bfloat16
+using DH = hn::Rebind<Bits, D>;
 
 HWY_INLINE std::int64_t Lanes() {
   return static_cast<std::int64_t>(hn::Lanes(D()));
@@ -40,6 +43,10 @@ HWY_INLINE float Widen(Bits bits) {
   float value;
   std::memcpy(&value, &wide, sizeof value);
   return value;
+}
+
+HWY_INLINE V Widen(hn::Vec<DH> bits) {
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DW(), bits)));
 }
 
 /// Bits of the nearest bfloat16, ties to even; NaN stays NaN.
@@ -61,6 +68,22 @@ HWY_INLINE void StoreNarrow(V value, std::int64_t count, Bits* HWY_RESTRICT to) 
   }
 }
 
+/// The first `count` lanes, fewer than there are; 0 in the others. Reads nothing else.
+template <class DT, typename T = hn::TFromD<DT>>
+HWY_INLINE hn::Vec<DT> LoadSome(DT d, const T* HWY_RESTRICT from, std::int64_t count) {
+#if HWY_ARCH_X86
+  // Where the processor has masked loads of this size, which do not touch what they leave out.
+  if constexpr (HWY_TARGET <= HWY_AVX3 || (HWY_TARGET <= HWY_AVX2 && sizeof(T) == 4)) {
+    return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(count)), d, from);
+  }
+#endif
+  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)] = {};
+  for (std::int64_t i = 0; i < count; ++i) {
+    lanes[i] = from[i];
+  }
+  return hn::Load(d, lanes);
+}
+
 /// float32: a word is a number.
 struct Float32 {
   using Element = float;
@@ -80,10 +103,23 @@ struct Float32 {
       to[i] = from[i];
     }
   }
+  /// A vector of a row's words; of `count` elements that do not fill it, 0 after them.
+  static HWY_INLINE V LoadWords(const float* from) { return hn::LoadU(D(), from); }
+  static HWY_INLINE V LoadSomeWords(const float* from, std::int64_t count) {
+    return LoadSome(D(), from, count);
+  }
   /// Rows of values: each word is one of the row.
   static HWY_INLINE void InterleaveRows(const float* row, const float* /*next*/, std::int64_t count,
                                         float* HWY_RESTRICT to) {
     ToWords(row, count, to);
+  }
+  /// A vector of them, whole or not.
+  static HWY_INLINE V LoadRows(const float* row, const float* /*next*/) { return LoadWords(row); }
+  static HWY_INLINE V LoadSomeRows(const float* row, const float* /*next*/, std::int64_t count) {
+    return LoadSomeWords(row, count);
+  }
+  static HWY_INLINE void FromWords(const float* HWY_RESTRICT words, std::int64_t count, float* to) {
+    ToWords(words, count, to);
   }
   static HWY_INLINE V MulAdd(V a, V b, V sum) { return hn::MulAdd(a, b, sum); }
   /// Weights of kPerWord vectors of keys as the product takes them.
@@ -100,20 +136,37 @@ struct Float32 {
       to[i] = from[i] * factor;
     }
   }
+  /// to = from + bias.
+  static HWY_INLINE void AddRow(const float* HWY_RESTRICT from, const float* bias, std::int64_t count,
+                                float* HWY_RESTRICT to) {
+    const D d;
+    std::int64_t i = 0;
+    for (; i + Lanes() <= count; i += Lanes()) {
+      hn::StoreU(hn::Add(hn::LoadU(d, from + i), hn::LoadU(d, bias + i)), d, to + i);
+    }
+    for (; i < count; ++i) {
+      to[i] = from[i] + bias[i];
+    }
+  }
 };
 
 /// bfloat16 on any processor: widened to float32.
 struct WidenedBFloat16 : Float32 {
   using Element = Bits;
 
+  static HWY_INLINE V LoadWords(const Bits* from) { return Widen(hn::LoadU(DH(), from)); }
+  static HWY_INLINE V LoadSomeWords(const Bits* from, std::int64_t count) {
+    return Widen(LoadSome(DH(), from, count));
+  }
+  static HWY_INLINE V LoadRows(const Bits* row, const Bits* /*next*/) { return LoadWords(row); }
+  static HWY_INLINE V LoadSomeRows(const Bits* row, const Bits* /*next*/, std::int64_t count) {
+    return LoadSomeWords(row, count);
+  }
   static HWY_INLINE void ToWords(const Bits* from, std::int64_t count, float* HWY_RESTRICT to) {
     const D d;
-    const DW words;
-    const hn::Rebind<Bits, D> halves;
     std::int64_t i = 0;
     for (; i + Lanes() <= count; i += Lanes()) {
-      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, from + i)))), d,
-                 to + i);
+      hn::StoreU(LoadWords(from + i), d, to + i);
     }
     for (; i < count; ++i) {
       to[i] = Widen(from[i]);
@@ -129,6 +182,19 @@ struct WidenedBFloat16 : Float32 {
     const V factors = hn::Set(d, factor);
     for (std::int64_t i = 0; i < count; i += Lanes()) {
       StoreNarrow(hn::Mul(hn::LoadU(d, from + i), factors), std::min(Lanes(), count - i), to + i);
+    }
+  }
+  static HWY_INLINE void FromWords(const float* HWY_RESTRICT words, std::int64_t count, Bits* to) {
+    for (std::int64_t i = 0; i < count; i += Lanes()) {
+      StoreNarrow(LoadSome(D(), words + i, std::min(Lanes(), count - i)), std::min(Lanes(), count - i),
+                  to + i);
+    }
+  }
+  static HWY_INLINE void AddRow(const float* HWY_RESTRICT from, const Bits* bias, std::int64_t count,
+                                Bits* HWY_RESTRICT to) {
+    for (std::int64_t i = 0; i < count; i += Lanes()) {
+      const std::int64_t some = std::min(Lanes(), count - i);
+      StoreNarrow(hn::Add(LoadSome(D(), from + i, some), LoadSomeWords(bias + i, some)), some, to + i);
     }
   }
 };
@@ -149,23 +215,39 @@ struct PairedBFloat16 : WidenedBFloat16 {
       std::memset(reinterpret_cast<Bits*>(to) + count, 0, sizeof(Bits));
     }
   }
+  static HWY_INLINE V LoadWords(const Bits* from) { return hn::BitCast(D(), hn::LoadU(DB(), from)); }
+  static HWY_INLINE V LoadSomeWords(const Bits* from, std::int64_t count) {
+    return hn::BitCast(D(), LoadSome(DB(), from, count));
+  }
   /// Rows of values in pairs: each word holds one value of each of two rows; without a `next` row, 0.
+  static HWY_INLINE V LoadRows(const Bits* row, const Bits* next) {
+    const DH halves;
+    return Interleave(hn::LoadU(halves, row), next == nullptr ? hn::Zero(halves) : hn::LoadU(halves, next));
+  }
+  static HWY_INLINE V LoadSomeRows(const Bits* row, const Bits* next, std::int64_t count) {
+    const DH halves;
+    return Interleave(LoadSome(halves, row, count),
+                      next == nullptr ? hn::Zero(halves) : LoadSome(halves, next, count));
+  }
   static HWY_INLINE void InterleaveRows(const Bits* row, const Bits* next, std::int64_t count,
                                         float* HWY_RESTRICT to) {
     const D d;
-    const DW words;
-    const hn::Rebind<Bits, D> halves;
     std::int64_t i = 0;
     for (; i + Lanes() <= count; i += Lanes()) {
-      const VW low = hn::PromoteTo(words, hn::LoadU(halves, row + i));
-      const VW high = next == nullptr ? hn::Zero(words)
-                                      : hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, next + i)));
-      hn::StoreU(hn::BitCast(d, hn::Or(low, high)), d, to + i);
+      hn::StoreU(LoadRows(row + i, next == nullptr ? nullptr : next + i), d, to + i);
     }
     for (; i < count; ++i) {
       const std::uint32_t word = row[i] | static_cast<std::uint32_t>(next == nullptr ? 0 : next[i]) << 16;
       std::memcpy(to + i, &word, sizeof word);
     }
+  }
+  static HWY_INLINE void FromWords(const float* HWY_RESTRICT words, std::int64_t count, Bits* to) {
+    std::memcpy(to, words, static_cast<std::size_t>(count) * sizeof(Bits));
+  }
+  static HWY_INLINE void AddRow(const float* HWY_RESTRICT from, const Bits* bias, std::int64_t count,
+                                Bits* HWY_RESTRICT to) {
+    // The bias's bits are numbers here, not pairs.
+    WidenedBFloat16::AddRow(from, bias, count, to);
   }
   static HWY_INLINE V MulAdd(V a, V b, V sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
@@ -176,8 +258,31 @@ struct PairedBFloat16 : WidenedBFloat16 {
     asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(weights[1].raw), "v"(weights[0].raw));
     return pairs;
   }
+
+ private:
+  using DB = hn::Repartition<Bits, D>;
+
+  static HWY_INLINE V Interleave(hn::Vec<DH> low, hn::Vec<DH> high) {
+    const DW words;
+    return hn::BitCast(D(), hn::Or(hn::PromoteTo(words, low), hn::ShiftLeft<16>(hn::PromoteTo(words, high))));
+  }
 };
 #endif
+
+/// Calls function(F) for the kind of element, with the processor's own products of pairs where `pairs`.
+template <typename Function>
+HWY_INLINE auto WithElement(Element element, bool pairs, const Function& function) {
+  if (element == Element::float32) {
+    return function(Float32());
+  }
+#if MHA_FUSED_HAVE_PAIRS
+  if (pairs) {
+    return function(PairedBFloat16());
+  }
+#endif
+  static_cast<void>(pairs);
+  return function(WidenedBFloat16());
+}
 
 }  // namespace mha::fused::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

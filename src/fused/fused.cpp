@@ -1,8 +1,5 @@
 #include "mha/fused.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <array>
 #include <string>
@@ -12,24 +9,17 @@
 #include "attention/checks.h"
 #include "attention/parameter_names.h"
 #include "fused/attend.h"
-#include "fused/linear.h"
 #include "fused/projections.h"
+#include "fused/state.h"
 #include "support/dtype_text.h"
 #include "support/quote.h"
 #include "support/shape_text.h"
 
 namespace mha {
 
-using fused::Part;
 using torch::Tensor;
 
 namespace {
-
-/// No gradients are recorded, and autocast changes no dtype, while this lives.
-struct PlainDispatch {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
 
 /// The parts of one call's projections: which of query, key and value come from which tensor.
 struct Source {
@@ -85,14 +75,6 @@ Plan plan(const std::vector<Source>& sources, int64_t batch, int64_t num_heads, 
   return {1, heads};
 }
 
-/// What the engine reads is plain memory.
-void check_dense(const char* name, const Tensor& tensor) {
-  const bool dense = tensor.layout() == torch::kStrided && !tensor.is_nested() && tensor.has_storage();
-  TORCH_CHECK_VALUE(dense && !tensor._is_zerotensor(), name,
-                    ": expected a dense tensor with memory of its own, found one that is nested, of layout ",
-                    tensor.layout(), " or without memory");
-}
-
 /// The lesson's eight tensors as copies in one dtype.
 StateDict copied_weights(const StateDict& weights, int64_t num_heads,
                          std::optional<torch::ScalarType> dtype) {
@@ -125,7 +107,7 @@ StateDict copied_weights(const StateDict& weights, int64_t num_heads,
     const std::string name(expected_name);
     const auto& tensor = weights[name];
     attention::check_defined(name.c_str(), tensor);
-    check_dense(name.c_str(), tensor);
+    fused::check_plain(name.c_str(), tensor.detach());
     const bool is_bias = name.ends_with("bias");
     const auto expected = is_bias ? std::vector<int64_t>{d_model} : std::vector<int64_t>{d_model, d_model};
     TORCH_CHECK_VALUE(tensor.sizes() == expected, name, ": expected shape ", shape_text(expected), ", found ",
@@ -146,62 +128,14 @@ const MultiHeadAttentionImpl& held(const MultiHeadAttention& module) {
   return *module;
 }
 
-/// It takes no derivatives, and drops none silently.
-void check_inference(const char* name, const Tensor& tensor) {
-  const bool recorded = at::GradMode::is_enabled() && tensor.requires_grad();
-  TORCH_CHECK_VALUE(
-      !recorded && !tensor._fw_grad(/*level=*/0).defined(), name,
-      ": expected no gradients to record, found a tensor that requires them; FusedMultiHeadAttention is "
-      "for inference: call it under torch::NoGradGuard, or train with MultiHeadAttention");
-}
-
 }  // namespace
-
-struct FusedMultiHeadAttention::State {
-  int64_t d_model;
-  int64_t num_heads;
-  fused::Projections projections;
-  fused::Linear output;
-  torch::ScalarType dtype;
-  torch::Device device;
-
-  State(const StateDict& weights, int64_t num_heads)
-      : d_model(weights["W_q.weight"].size(0)),
-        num_heads(num_heads),
-        projections(at::cat({weights["W_q.weight"], weights["W_k.weight"], weights["W_v.weight"]}),
-                    at::cat({weights["W_q.bias"], weights["W_k.bias"], weights["W_v.bias"]}),
-                    d_model / num_heads),
-        output(weights["W_o.weight"], weights["W_o.bias"]),
-        dtype(weights["W_q.weight"].scalar_type()),
-        device(weights["W_q.weight"].device()) {}
-
-  int64_t d_k() const { return d_model / num_heads; }
-
-  void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask) const {
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const std::pair<const char*, const Tensor&> tensors[] = {
-        {"query", query}, {"key", key}, {"value", value}, {"mask", mask}};
-    for (const auto& [name, tensor] : tensors) {
-      if (tensor.defined()) {
-        check_dense(name, tensor);
-        check_inference(name, tensor);
-      }
-    }
-    attention::check_inputs({d_model, num_heads, projections.weight()}, query, key, value, mask);
-  }
-
-  fused::Blocking blocking(const Tensor& query, const Tensor& key, const Masking& masking) const {
-    return fused::make_blocking(masking.mask, masking.causal,
-                                {query.size(0), num_heads, query.size(1), key.size(1)});
-  }
-};
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const MultiHeadAttention& module)
     : FusedMultiHeadAttention(state_dict(held(module)), held(module).num_heads) {}
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const StateDict& weights, int64_t num_heads,
                                                  std::optional<torch::ScalarType> dtype) {
-  const PlainDispatch plain;
+  const fused::PlainDispatch plain;
   state_ = std::make_shared<const State>(copied_weights(weights, num_heads, dtype), num_heads);
 }
 
@@ -217,8 +151,12 @@ Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& me
 Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& key, const Tensor& value,
                                            const Masking& masking) const {
   state_->check(query, key, value, masking.mask);
-  const PlainDispatch plain;
+  const fused::PlainDispatch plain;
   const auto blocking = state_->blocking(query, key, masking);
+  if (query.is_same(key) && query.is_same(value) &&
+      state_->projections.are_few(query.size(0) * query.size(1))) {
+    return state_->attend_few(query, blocking);
+  }
   const auto parts = sources(query, key, value);
   const int64_t d_k = state_->d_k();
   const auto rounds =
@@ -239,16 +177,13 @@ Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const Tensor& ke
                     context.narrow(0, item, items).narrow(2, head, rounds.heads));
     }
   }
-  const auto output = state_->output(context.flatten(2));
-  // Whoever keeps the result need not keep the padding too.
-  const bool padded = output.storage().nbytes() > output.nbytes();
-  return padded ? output.clone() : output;
+  return state_->project_output(context);
 }
 
 Tensor FusedMultiHeadAttention::attention_weights(const Tensor& query, const Tensor& key,
                                                   const Masking& masking) const {
   state_->check(query, key, key, masking.mask);
-  const PlainDispatch plain;
+  const fused::PlainDispatch plain;
   const auto project = [&](const Tensor& x, int64_t part) {
     return state_->projections(x, {part, 1, 0, state_->num_heads}).select(2, 0);
   };
@@ -260,14 +195,18 @@ std::string FusedMultiHeadAttention::describe(const Tensor& query, const Tensor&
   state_->check(query, key, value, masking.mask);
   static constexpr std::array<const char*, 3> roles = {"query", "key", "value"};
   std::string products;
+  std::string how;
   for (const auto& source : sources(query, key, value)) {
-    products += products.empty() ? "" : ", ";
+    const auto method = state_->projections.describe(source.tensor.size(0) * source.tensor.size(1));
+    if (!how.empty()) {
+      products += method == how ? ", " : " projected by " + how + ", ";
+    }
     for (int64_t i = 0; i < source.count; ++i) {
       products += std::string(i == 0 ? "" : " + ") + roles[static_cast<size_t>(source.first + i)];
     }
+    how = method;
   }
-  return dtype_text(dtype()) + " on " + device().str() + ": " + products + " projected by " +
-         (state_->output.packed() ? "oneDNN's packed products" : "at::linear") + "; " +
+  return dtype_text(dtype()) + " on " + device().str() + ": " + products + " projected by " + how + "; " +
          fused::describe_attend(dtype(), device(), masking.mask.defined(), masking.causal, query.size(1),
                                 key.size(1));
 }
@@ -279,10 +218,43 @@ int64_t FusedMultiHeadAttention::num_heads() const {
   return state_->num_heads;
 }
 torch::ScalarType FusedMultiHeadAttention::dtype() const {
-  return state_->dtype;
+  return state_->dtype();
 }
 torch::Device FusedMultiHeadAttention::device() const {
-  return state_->device;
+  return state_->device();
+}
+
+Tensor fused_scaled_dot_product_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                          const Masking& masking) {
+  const std::pair<const char*, const Tensor&> tensors[] = {{"query", query}, {"key", key}, {"value", value}};
+  for (const auto& [name, tensor] : tensors) {
+    attention::check_defined(name, tensor);
+    TORCH_CHECK_VALUE(tensor.dim() == 4, name,
+                      ": expected 4 dimensions (batch, num_heads, length, d_k), found shape ",
+                      shape_text(tensor.sizes()));
+    fused::check_plain(name, tensor);
+    TORCH_CHECK_VALUE(
+        tensor.sizes().slice(0, 2) == query.sizes().slice(0, 2) && tensor.size(3) == query.size(3), name,
+        ": expected batch, num_heads and d_k of query, ", shape_text(query.sizes()), ", found shape ",
+        shape_text(tensor.sizes()));
+  }
+  if (masking.mask.defined()) {
+    fused::check_plain("mask", masking.mask);
+  }
+  {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    attention::check_scaled_dot_product(query, key, value, masking.mask);
+  }
+  const fused::PlainDispatch plain;
+  const auto rows = [](const Tensor& heads) {
+    return (heads.stride(3) == 1 ? heads : heads.contiguous()).transpose(1, 2);  // (B, length, H, d_k)
+  };
+  const auto blocking = fused::make_blocking(masking.mask, masking.causal,
+                                             {query.size(0), query.size(1), query.size(2), key.size(2)});
+  const auto output =
+      at::empty(query.sizes(), query.options().memory_format(torch::MemoryFormat::Contiguous));
+  fused::attend(rows(query), rows(key), rows(value), blocking, output.transpose(1, 2));
+  return output;
 }
 
 }  // namespace mha

@@ -33,11 +33,13 @@ class Head {
   Head(const CoreArguments& a, const Scratches& scratch, std::int64_t batch, std::int64_t head)
       : a_(a),
         s_(scratch),
+        keys_(a.items == nullptr ? ItemKeys{batch, a.key_len, a.causal_shift} : a.items[batch]),
         words_(Words<F>(a.d_k)),
+        query_stride_(QueryStride<F>(a.d_k)),
         columns_(RoundUp(a.d_k, Lanes())),
         query_(At(a.query, a.query_strides, batch, head)),
-        key_(At(a.key, a.key_strides, batch, head)),
-        value_(At(a.value, a.value_strides, batch, head)),
+        key_(At(a.key, a.key_strides, keys_.place, head)),
+        value_(At(a.value, a.value_strides, keys_.place, head)),
         output_(const_cast<Element*>(At(a.output, a.output_strides, batch, head))),
         mask_(a.mask.data == nullptr ? nullptr : a.mask.data + batch * a.mask.batch + head * a.mask.head),
         scale_(static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(a.d_k)))),
@@ -45,23 +47,26 @@ class Head {
                                  std::sqrt(static_cast<double>(a.d_k)))) {}
 
   void Pack() const {
-    PackKeys<F>(key_, a_.key_strides.row, a_.key_len, a_.d_k, s_);
-    PackValues<F>(value_, a_.value_strides.row, a_.key_len, a_.d_k, s_.values);
+    PackKeys<F>(key_, a_.key_strides.row, keys_.key_len, a_.d_k, s_.rows, s_.keys);
+    PackValues<F>(value_, a_.value_strides.row, keys_.key_len, a_.d_k, s_.values);
   }
 
   /// A block of query rows against all keys.
   void RunBlock(std::int64_t first_row) const {
     const std::int64_t rows = std::min(kQueryBlock, a_.query_len - first_row);
     for (std::int64_t r = 0; r < rows; ++r) {
-      F::ToWords(query_ + (first_row + r) * a_.query_strides.row, a_.d_k, s_.query + r * words_);
+      float* const row = s_.query + r * query_stride_;
+      F::ToWords(query_ + (first_row + r) * a_.query_strides.row, a_.d_k, row);
+      std::fill(row + words_, row + query_stride_, 0.0f);
     }
     // Past the last key that any row keeps, there is nothing to add.
     const std::int64_t end =
-        a_.causal ? std::clamp<std::int64_t>(first_row + rows + a_.causal_shift, 0, a_.key_len) : a_.key_len;
+        a_.causal ? std::clamp<std::int64_t>(first_row + rows + keys_.causal_shift, 0, keys_.key_len)
+                  : keys_.key_len;
     RunKeys(first_row, 0, rows, end);
-    for (std::int64_t r = 0; r < rows && end < a_.key_len; ++r) {
+    for (std::int64_t r = 0; r < rows && end < keys_.key_len; ++r) {
       if (s_.maximum[r] <= fill_) {  // it found blocked keys only: then those that were skipped count too
-        RunKeys(first_row, r, r + 1, a_.key_len);
+        RunKeys(first_row, r, r + 1, keys_.key_len);
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -80,7 +85,8 @@ class Head {
     const std::int64_t rows = until - begin;
     std::fill(s_.maximum + begin, s_.maximum + until, -kInfinity);
     std::fill(s_.sum + begin, s_.sum + until, 0.0f);
-    const std::int64_t strips = (rows + kStripRows - 1) / kStripRows;
+    const std::int64_t most = InPlace(a_) ? kInPlaceRows : kStripRows;
+    const std::int64_t strips = (rows + most - 1) / most;
     for (std::int64_t first_key = 0; first_key < end; first_key += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, end - first_key);
       std::int64_t row = begin;
@@ -88,7 +94,7 @@ class Head {
         // As equal as can be: 50 rows are 5 strips of 6 and 4 of 5.
         const std::int64_t next = begin + rows * (strip + 1) / strips;
         // Skipped where every row blocks all of these keys; not when all keys are wanted.
-        if (end == a_.key_len || first_key < first_row + next + a_.causal_shift) {
+        if (end == keys_.key_len || first_key < first_row + next + keys_.causal_shift) {
           RunStrip(next - row, {first_row + row, row, first_key, keys});
         }
         row = next;
@@ -123,33 +129,57 @@ class Head {
 
   template <int kRows>
   HWY_NOINLINE void Strip(const Place& at) const {
-    const std::int64_t lanes = Lanes();
     const std::int64_t panel = Panel();
-    const std::int64_t width = RoundUp(words_, 4);
-    for (std::int64_t key = 0; key < at.keys; key += panel) {
-      const std::int64_t vectors = (std::min(panel, at.keys - key) + lanes - 1) / lanes;
-      WithVectors(vectors, [&](auto count) HWY_ATTR {
-        ScorePanel<F, kRows, decltype(count)::value>(
-            s_.query + at.row * words_, s_.keys + (at.key + key) * width, words_, s_.scores + key);
-      });
+    const bool in_place = InPlace(a_);
+    if (in_place) {
+      ScoreRows<F, kRows>(s_.query + at.row * query_stride_, query_stride_,
+                          key_ + at.key * a_.key_strides.row, a_.key_strides.row, at.keys, a_.d_k, s_.scores);
+    } else {
+      ScorePanels<kRows>(at);
     }
     HWY_ALIGN float factors[16] = {};  // a whole vector at least
     Softmax<kRows>(at, factors);
-    const std::int64_t words = Words<F>(at.keys);
-    const float* values = s_.values;
     for (std::int64_t column = 0; column < columns_; column += panel) {
       const std::int64_t of_panel = std::min(panel, columns_ - column);
-      const float* const from = values + at.key / F::kPerWord * of_panel;
-      float* const output = s_.output + at.row * columns_ + column;
-      WithVectors(of_panel / lanes, [&](auto count) HWY_ATTR {
+      WithVectors(of_panel / Lanes(), [&](auto count) HWY_ATTR {
         constexpr int kVectors = decltype(count)::value;
-        if (at.key == 0) {
-          ValuePanel<F, kRows, kVectors, true>(s_.scores, from, words, factors, output, columns_);
+        if (in_place) {
+          WeightColumns<kRows, kVectors>(
+              at, column, factors,
+              ValueRows<F, kVectors>(value_ + at.key * a_.value_strides.row + column, a_.value_strides.row,
+                                     at.keys, std::min(of_panel, a_.d_k - column)));
         } else {
-          ValuePanel<F, kRows, kVectors, false>(s_.scores, from, words, factors, output, columns_);
+          const float* const values =
+              s_.values + Words<F>(keys_.key_len) * column + at.key / F::kPerWord * of_panel;
+          WeightColumns<kRows, kVectors>(at, column, factors, PackedValues<F, kVectors>(values));
         }
       });
-      values += Words<F>(a_.key_len) * of_panel;
+    }
+  }
+
+  template <int kRows>
+  HWY_INLINE void ScorePanels(const Place& at) const {
+    const std::int64_t width = RoundUp(words_, 4);
+    for (std::int64_t key = 0; key < at.keys; key += Panel()) {
+      const std::int64_t vectors = (std::min(Panel(), at.keys - key) + Lanes() - 1) / Lanes();
+      WithVectors(vectors, [&](auto count) HWY_ATTR {
+        ScorePanel<F, kRows, decltype(count)::value>(s_.query + at.row * query_stride_, query_stride_,
+                                                     s_.keys + (at.key + key) * width, words_,
+                                                     s_.scores + key);
+      });
+    }
+  }
+
+  /// The strip's weights times the values of kVectors columns.
+  template <int kRows, int kVectors, class Values>
+  HWY_INLINE void WeightColumns(const Place& at, std::int64_t column, const float* factors,
+                                const Values& values) const {
+    const std::int64_t words = Words<F>(at.keys);
+    float* const output = s_.output + at.row * columns_ + column;
+    if (at.key == 0) {
+      WeightValues<F, kRows, kVectors, true>(s_.scores, values, words, factors, output, columns_);
+    } else {
+      WeightValues<F, kRows, kVectors, false>(s_.scores, values, words, factors, output, columns_);
     }
   }
 
@@ -224,7 +254,7 @@ class Head {
   HWY_INLINE void Mask(std::int64_t query, std::int64_t first_key, std::int64_t keys,
                        float* HWY_RESTRICT scores) const {
     if (a_.causal) {
-      const std::int64_t kept = std::clamp<std::int64_t>(query + a_.causal_shift + 1 - first_key, 0, keys);
+      const std::int64_t kept = std::clamp<std::int64_t>(query + keys_.causal_shift + 1 - first_key, 0, keys);
       std::fill(scores + kept, scores + keys, fill_);
     }
     if (mask_ == nullptr) {
@@ -255,7 +285,9 @@ class Head {
 
   const CoreArguments& a_;
   const Scratches& s_;
+  ItemKeys keys_;
   std::int64_t words_;
+  std::int64_t query_stride_;
   std::int64_t columns_;
   const Element* query_;
   const Element* key_;
@@ -275,7 +307,7 @@ void RunTasks(const CoreArguments& arguments, std::int64_t begin, std::int64_t e
   for (std::int64_t task = begin; task < end; ++task) {
     const std::int64_t index = task / blocks;
     const Head<F> head(arguments, parts, index / arguments.num_heads, index % arguments.num_heads);
-    if (index != packed) {
+    if (index != packed && !InPlace(arguments)) {
       head.Pack();
       packed = index;
     }

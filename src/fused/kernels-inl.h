@@ -46,10 +46,10 @@ HWY_INLINE V Exp2(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), hn::Mul(y, power));
 }
 
-/// scores[row][key] = query[row] . keys of a panel, kVectors of them.
+/// scores[row][key] = query[row] . keys of a panel, kVectors of them. Rows of queries are `stride` words apart.
 template <class F, int kRows, int kVectors>
-HWY_INLINE void ScorePanel(const float* HWY_RESTRICT query, const float* HWY_RESTRICT panel,
-                           std::int64_t words, float* HWY_RESTRICT scores) {
+HWY_INLINE void ScorePanel(const float* HWY_RESTRICT query, std::int64_t stride,
+                           const float* HWY_RESTRICT panel, std::int64_t words, float* HWY_RESTRICT scores) {
   const D d;
   const std::int64_t lanes = Lanes();
   V sums[kRows][kVectors];
@@ -64,7 +64,7 @@ HWY_INLINE void ScorePanel(const float* HWY_RESTRICT query, const float* HWY_RES
       keys[v] = hn::Load(d, panel + v * lanes);
     }
     for (int r = 0; r < kRows; ++r) {
-      const V q = hn::Set(d, query[r * words + word]);
+      const V q = hn::Set(d, query[r * stride + word]);
       for (int v = 0; v < kVectors; ++v) {
         sums[r][v] = F::MulAdd(q, keys[v], sums[r][v]);
       }
@@ -77,11 +77,136 @@ HWY_INLINE void ScorePanel(const float* HWY_RESTRICT query, const float* HWY_RES
   }
 }
 
+/// to[i] = the sum of the lanes of sums[i], in the same order for each.
+HWY_INLINE void StoreSums(const V (&sums)[4], float* HWY_RESTRICT to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) {
+    to[i] = hn::GetLane(sums[i]);
+  }
+#else
+  const D d;
+  const hn::RepartitionToWide<D> d2;
+  const auto fold = [d](V a, V b) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto low = hn::BitCast(d2, fold(sums[0], sums[1]));   // blocks of 0 1 0 1
+  const auto high = hn::BitCast(d2, fold(sums[2], sums[3]));  // blocks of 2 3 2 3
+  const V blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(d2, low, high)),
+                           hn::BitCast(d, hn::InterleaveUpper(d2, low, high)));
+  HWY_ALIGN float parts[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(blocks, d, parts);
+  const hn::FixedTag<float, 4> d4;
+  auto total = hn::Load(d4, parts);
+  for (std::int64_t i = 4; i < Lanes(); i += 4) {
+    total = hn::Add(total, hn::Load(d4, parts + i));
+  }
+  hn::StoreU(total, d4, to);
+#endif
+}
+
+/// The same scores from keys where they lie, `key_stride` elements apart: they are read once. Rows of queries are
+/// `stride` words apart, 0 after the last feature. Writes up to 3 scores past the last key.
+template <class F, int kRows>
+HWY_INLINE void ScoreRows(const float* HWY_RESTRICT query, std::int64_t stride,
+                          const typename F::Element* HWY_RESTRICT keys, std::int64_t key_stride,
+                          std::int64_t count, std::int64_t d_k, float* HWY_RESTRICT scores) {
+  constexpr int kKeys = 4;
+  const D d;
+  const std::int64_t step = Lanes() * F::kPerWord;
+  const std::int64_t whole = d_k / step * step;
+  for (std::int64_t first = 0; first < count; first += kKeys) {
+    const typename F::Element* HWY_RESTRICT key[kKeys];
+    for (int i = 0; i < kKeys; ++i) {
+      key[i] = keys + std::min(first + i, count - 1) * key_stride;
+    }
+    V sums[kRows][kKeys];
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kKeys; ++i) {
+        sums[r][i] = hn::Zero(d);
+      }
+    }
+    const float* HWY_RESTRICT q = query;
+    const auto add = [&](const V(&words)[kKeys]) HWY_ATTR {
+      for (int r = 0; r < kRows; ++r) {
+        const V row = hn::Load(d, q + r * stride);
+        for (int i = 0; i < kKeys; ++i) {
+          sums[r][i] = F::MulAdd(row, words[i], sums[r][i]);
+        }
+      }
+    };
+    V words[kKeys];
+    for (std::int64_t feature = 0; feature < whole; feature += step, q += Lanes()) {
+      for (int i = 0; i < kKeys; ++i) {
+        words[i] = F::LoadWords(key[i] + feature);
+      }
+      add(words);
+    }
+    if (whole < d_k) {
+      for (int i = 0; i < kKeys; ++i) {
+        words[i] = F::LoadSomeWords(key[i] + whole, d_k - whole);
+      }
+      add(words);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      StoreSums(sums[r], scores + r * kKeyBlock + first);
+    }
+  }
+}
+
+/// Values in panels, word by word.
+template <class F, int kVectors>
+class PackedValues {
+ public:
+  explicit HWY_INLINE PackedValues(const float* HWY_RESTRICT values) : values_(values) {}
+
+  HWY_INLINE void Next(V (&value)[kVectors]) {
+    for (int v = 0; v < kVectors; ++v) {
+      value[v] = hn::Load(D(), values_ + v * Lanes());
+    }
+    values_ += kVectors * Lanes();
+  }
+
+ private:
+  const float* HWY_RESTRICT values_;
+};
+
+/// Values where they lie, `stride` elements apart; the last vector may have fewer than Lanes() columns.
+template <class F, int kVectors>
+class ValueRows {
+ public:
+  HWY_INLINE ValueRows(const typename F::Element* HWY_RESTRICT row, std::int64_t stride, std::int64_t keys,
+                       std::int64_t columns)
+      : row_(row), stride_(stride), keys_(keys), last_(columns - (kVectors - 1) * Lanes()) {}
+
+  HWY_INLINE void Next(V (&value)[kVectors]) {
+    const auto* const next = F::kPerWord > 1 && keys_ > 1 ? row_ + stride_ : nullptr;
+    const auto load = [&](std::int64_t column) HWY_ATTR {
+      return F::LoadRows(row_ + column, next == nullptr ? nullptr : next + column);
+    };
+    for (int v = 0; v + 1 < kVectors; ++v) {
+      value[v] = load(v * Lanes());
+    }
+    const std::int64_t column = (kVectors - 1) * Lanes();
+    value[kVectors - 1] =
+        last_ == Lanes() ? load(column)
+                         : F::LoadSomeRows(row_ + column, next == nullptr ? nullptr : next + column, last_);
+    row_ += stride_ * F::kPerWord;
+    keys_ -= F::kPerWord;
+  }
+
+ private:
+  const typename F::Element* HWY_RESTRICT row_;
+  std::int64_t stride_;
+  std::int64_t keys_;
+  std::int64_t last_;
+};
+
 /// output[row] = output[row] * factor[row] + weights[row] . values, kVectors columns of them; kFirst: output is 0 so far.
-template <class F, int kRows, int kVectors, bool kFirst>
-HWY_INLINE void ValuePanel(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT values,
-                           std::int64_t words, const float* HWY_RESTRICT factors, float* HWY_RESTRICT output,
-                           std::int64_t columns) {
+/// `values` gives their words in turn.
+template <class F, int kRows, int kVectors, bool kFirst, class Values>
+HWY_INLINE void WeightValues(const float* HWY_RESTRICT weights, Values values, std::int64_t words,
+                             const float* HWY_RESTRICT factors, float* HWY_RESTRICT output,
+                             std::int64_t columns) {
   const D d;
   const std::int64_t lanes = Lanes();
   static_assert(!F::kSumOntoOutput || F::kSumWords * F::kPerWord >= kKeyBlock);
@@ -97,11 +222,9 @@ HWY_INLINE void ValuePanel(const float* HWY_RESTRICT weights, const float* HWY_R
         }
       }
     }
-    for (std::int64_t word = begin; word < end; ++word, values += kVectors * lanes) {
+    for (std::int64_t word = begin; word < end; ++word) {
       V value[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
-        value[v] = hn::Load(d, values + v * lanes);
-      }
+      values.Next(value);
       for (int r = 0; r < kRows; ++r) {
         const V weight = hn::Set(d, weights[r * kKeyBlock + word]);
         for (int v = 0; v < kVectors; ++v) {

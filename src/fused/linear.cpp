@@ -42,19 +42,21 @@ int64_t padded_rows(int64_t rows) {
   return step <= 1 ? rows : (rows + step - 1) / step * step;
 }
 
-bool can_be_packed(const Tensor& weight) {
-  if (!weight.device().is_cpu() || !at::globalContext().userEnabledMkldnn() || !at::hasMKLDNN() ||
-      !pack_operator() || !multiply_operator() || weight.numel() == 0) {
+}  // namespace
+
+bool has_packed_products(torch::ScalarType dtype, torch::Device device) {
+  if (!device.is_cpu() || !at::globalContext().userEnabledMkldnn() || !at::hasMKLDNN() || !pack_operator() ||
+      !multiply_operator()) {
     return false;
   }
   static const bool bfloat16 = has_bfloat16_products();
-  return weight.scalar_type() == torch::kFloat || (weight.scalar_type() == torch::kBFloat16 && bfloat16);
+  return dtype == torch::kFloat || (dtype == torch::kBFloat16 && bfloat16);
 }
 
-}  // namespace
-
 Linear::Linear(Tensor weight, Tensor bias)
-    : weight_(std::move(weight)), bias_(std::move(bias)), packed_(can_be_packed(weight_)) {
+    : weight_(std::move(weight)),
+      bias_(std::move(bias)),
+      packed_(weight_.numel() != 0 && has_packed_products(weight_.scalar_type(), weight_.device())) {
   if (packed_) {
     torch::jit::Stack stack{weight_, c10::IValue()};  // no hint of the number of rows: it makes no difference
     pack_operator()->callBoxed(stack);

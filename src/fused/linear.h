@@ -5,6 +5,9 @@
 
 namespace mha::fused {
 
+/// Whether weights of this kind are packed for oneDNN: a matter of the processor too.
+bool has_packed_products(torch::ScalarType dtype, torch::Device device);
+
 /// y = x W^T + b for inference: W packed once for oneDNN where this processor and dtype have such products.
 class Linear {
  public:
@@ -13,9 +16,6 @@ class Linear {
 
   /// x (..., in) -> (..., out), contiguous; it may be the beginning of somewhat more memory.
   torch::Tensor operator()(const torch::Tensor& x) const;
-
-  /// Whether the weights were packed: a matter of dtype, device and processor.
-  bool packed() const { return packed_; }
 
  private:
   torch::Tensor multiply(const torch::Tensor& rows) const;

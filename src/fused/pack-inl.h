@@ -51,23 +51,23 @@ HWY_INLINE void Transpose(const float* HWY_RESTRICT rows, std::int64_t count, st
 #endif
 }
 
-/// Rows of keys as panels: for each word of the features the panel's keys side by side.
+/// Rows of keys as panels: for each word of the features the panel's keys side by side. `rows` is room for
+/// [Panel()][words of d_k, rounded up to 4].
 template <class F>
 void PackKeys(const typename F::Element* keys, std::int64_t stride, std::int64_t key_len, std::int64_t d_k,
-              const Scratches& s) {
+              float* HWY_RESTRICT rows, float* HWY_RESTRICT packed) {
   const std::int64_t width = RoundUp(Words<F>(d_k), 4);
-  float* packed = s.keys;
   for (std::int64_t first = 0; first < key_len; first += Panel(), packed += Panel() * width) {
     const std::int64_t count = std::min(Panel(), key_len - first);
     for (std::int64_t key = 0; key < count; ++key) {
-      float* const row = s.rows + key * width;
+      float* const row = rows + key * width;
       std::fill(row + width - 4, row + width, 0.0f);
       F::ToWords(keys + (first + key) * stride, d_k, row);
     }
     // What follows the last key up to a whole vector is multiplied too, and then replaced.
     const std::int64_t padded = RoundUp(count, std::max<std::int64_t>(Lanes(), 4));
-    std::fill(s.rows + count * width, s.rows + std::min(padded, Panel()) * width, 0.0f);
-    Transpose(s.rows, std::min(padded, Panel()), width, packed);
+    std::fill(rows + count * width, rows + std::min(padded, Panel()) * width, 0.0f);
+    Transpose(rows, std::min(padded, Panel()), width, packed);
   }
 }
 

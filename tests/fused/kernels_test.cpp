@@ -163,13 +163,25 @@ TEST_CASE("the attention of an item and of a row does not depend on what else is
     CHECK(bit_equal(fused_attend({head(heads.query), head(heads.key), head(heads.value)},
                                  masked ? Masking(keep.narrow(1, 2, 1)) : Masking()),
                     head(whole)));
-    for (const auto& [first, rows] :
-         {std::pair<int64_t, int64_t>{0, 1}, {63, 2}, {64, 50}, {149, 1}, {5, 64}}) {
-      const auto some = [&](const Tensor& x) { return x.narrow(1, first, rows); };
-      CAPTURE(first, rows);
-      CHECK(bit_equal(fused_attend({some(heads.query), heads.key, heads.value},
-                                   masked ? Masking(keep.narrow(2, first, rows)) : Masking()),
-                      some(whole)));
+    // Many rows of more, and few of few.
+    for (const auto& [of, first, rows] : {std::array<int64_t, 3>{150, 0, 17},
+                                          {150, 63, 20},
+                                          {150, 64, 50},
+                                          {150, 133, 17},
+                                          {150, 5, 64},
+                                          {16, 0, 1},
+                                          {16, 15, 1},
+                                          {16, 5, 2},
+                                          {16, 3, 9}}) {
+      const auto from = [](const Tensor& x, int64_t begin, int64_t count) {
+        return x.narrow(1, begin, count);
+      };
+      const auto attend_rows = [&](int64_t begin, int64_t count) {
+        return fused_attend({from(heads.query, begin, count), heads.key, heads.value},
+                            masked ? Masking(keep.narrow(2, begin, count)) : Masking());
+      };
+      CAPTURE(of, first, rows);
+      CHECK(bit_equal(attend_rows(first, rows), from(attend_rows(0, of), first, rows)));
     }
   }
 }
