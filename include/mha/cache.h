@@ -27,8 +27,8 @@ namespace mha {
 /// positions, within the engine's accuracy; bits may differ, for a few rows are computed in another order than many.
 /// One cache is for one thread at a time; many caches may share an engine.
 ///
-/// A step of float32 or bfloat16 on CPU reads the weights and the keys and values of each item once, and `step_into`
-/// with a contiguous x allocates nothing after the first step.
+/// A step of float32 or bfloat16 on CPU reads the weights and the keys and values of each item once. For up to 64 items,
+/// `step_into` with a contiguous x allocates nothing after a thread's first step.
 class MHA_EXPORT KeyValueCache {
  public:
   /// Room for `capacity` positions of each of `batch` items, 2 x B x D x capacity elements in the engine's dtype, on its

@@ -1,11 +1,12 @@
-// The module, the fused engine and LibTorch's own module beside each other, and the engine's attention alone: compare
-// rows of the same size in one run, not runs.
+// The module, the fused engine and LibTorch's own module beside each other, the engine's attention alone, and steps with a
+// cache: compare rows of the same size in one run, not runs.
 #include <benchmark/benchmark.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/utils.h>
 
 #include "fused/attend.h"
 #include "mha/attention.h"
+#include "mha/cache.h"
 #include "mha/fused.h"
 
 namespace {
@@ -13,7 +14,11 @@ namespace {
 /// Batch, length, d_model, num_heads.
 void sizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"B", "L", "D", "H"});
-  benchmark->Args({1, 1, 512, 8})->Args({32, 50, 512, 8})->Args({8, 512, 768, 12});
+  benchmark->Args({1, 1, 512, 8})
+      ->Args({1, 4, 512, 8})
+      ->Args({1, 16, 512, 8})
+      ->Args({32, 50, 512, 8})
+      ->Args({8, 512, 768, 12});
   benchmark->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
 
@@ -66,6 +71,32 @@ void attend(benchmark::State& state, torch::ScalarType dtype) {
       benchmark::Counter::kIsIterationInvariantRate);
 }
 
+/// One position more, of B items that have L.
+void step(benchmark::State& state, torch::ScalarType dtype) {
+  const torch::InferenceMode inference;
+  mha::MultiHeadAttention module(state.range(2), state.range(3));
+  module->to(dtype);
+  const int64_t batch = state.range(0);
+  const int64_t length = state.range(1);
+  mha::KeyValueCache cache(mha::FusedMultiHeadAttention(module), batch, length);
+  cache.prefill(torch::randn({batch, length - 1, state.range(2)}).to(dtype));
+  const auto x = torch::randn({batch, 1, state.range(2)}).to(dtype);
+  const auto output = torch::empty_like(x);
+  for (auto _ : state) {
+    cache.step_into(x, output);
+    benchmark::ClobberMemory();
+    for (int64_t item = 0; item < batch; ++item) {
+      cache.truncate(item, length - 1);
+    }
+  }
+}
+
+void steps(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"B", "S", "D", "H"});
+  benchmark->Args({1, 2048, 1024, 16})->Args({1, 500, 512, 8})->Args({8, 500, 512, 8});
+  benchmark->UseRealTime()->Unit(benchmark::kMicrosecond);
+}
+
 void libtorch_forward(benchmark::State& state) {
   const torch::InferenceMode inference;
   torch::nn::MultiheadAttention attention(state.range(2), state.range(3));
@@ -82,5 +113,7 @@ BENCHMARK(libtorch_forward)->Apply(sizes);
 BENCHMARK(fused_forward)->Apply(sizes);
 BENCHMARK_CAPTURE(attend, float32, torch::kFloat)->Apply(sizes);
 BENCHMARK_CAPTURE(attend, bfloat16, torch::kBFloat16)->Apply(sizes);
+BENCHMARK_CAPTURE(step, float32, torch::kFloat)->Apply(steps);
+BENCHMARK_CAPTURE(step, bfloat16, torch::kBFloat16)->Apply(steps);
 
 }  // namespace
