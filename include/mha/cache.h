@@ -74,6 +74,10 @@ class MHA_EXPORT KeyValueCache {
   int64_t batch() const;
   int64_t capacity() const;
 
+  /// Item `item` becomes what `keys` and `values` of a cache with the same weights gave, (H, length, d_k) both: a prompt
+  /// that many share is computed once. Copies them.
+  void assign(int64_t item, const torch::Tensor& keys, const torch::Tensor& values);
+
   /// Copies of what is stored of an item: (H, length, d_k).
   torch::Tensor keys(int64_t item) const;
   torch::Tensor values(int64_t item) const;
@@ -83,7 +87,7 @@ class MHA_EXPORT KeyValueCache {
  private:
   struct State;
   void check_step(const torch::Tensor& x) const;
-  torch::Tensor stored(const torch::Tensor& memory, int64_t item) const;
+  torch::Tensor stored_view(const torch::Tensor& memory, int64_t item) const;
   std::unique_ptr<State> state_;
 };
 

@@ -6,7 +6,7 @@
 ///     y = fused(query, memory, mask);                        // cross-attention
 ///     y = fused(x, mha::CausalAlignment::top_left);          // a decoder's mask, without a mask tensor
 ///     const auto projected = fused.project_memory(memory, mask);   // once, for many queries
-///     y = fused(query, projected);
+///     y = projected.attend(query);
 ///
 /// Generation, one position at a time: mha/cache.h.
 ///
@@ -46,13 +46,23 @@ struct MHA_EXPORT Masking {
 
 class KeyValueCache;
 
-/// A memory that many queries attend to, projected once: `FusedMultiHeadAttention::project_memory`. Immutable; copies
-/// share it.
+/// A memory that many queries attend to, projected once by `FusedMultiHeadAttention::project_memory`, whose weights it
+/// keeps. Immutable; copies share it.
 class MHA_EXPORT ProjectedMemory {
  public:
+  /// Cross-attention: query (B, L, D) -> (B, L, D). Beams of one item share its memory as more query rows:
+  /// `query.view({B, beams * L, D})`, since rows do not see each other.
+  ///
+  /// Errors: those of `FusedMultiHeadAttention`; another batch.
+  torch::Tensor attend(const torch::Tensor& query) const;
+
+  /// The same into memory at hand: output (B, L, D), contiguous, of the engine's dtype and device. Allocates nothing for
+  /// up to 64 contiguous rows of float32 or bfloat16 on CPU, but in a thread's first call.
+  void attend_into(const torch::Tensor& query, const torch::Tensor& output) const;
+
   torch::Tensor keys() const;    ///< (B, H, S, d_k)
   torch::Tensor values() const;  ///< (B, H, S, d_k)
-  torch::Tensor mask() const;    ///< as given; undefined: none
+  torch::Tensor mask() const;    ///< a copy of what was given; undefined: none
 
  private:
   friend class FusedMultiHeadAttention;
@@ -120,16 +130,9 @@ class MHA_EXPORT FusedMultiHeadAttention {
   /// those queries see: it broadcasts to (B, H, 1, S), such as a `padding_mask`. Undefined: all.
   ProjectedMemory project_memory(const torch::Tensor& memory, const torch::Tensor& mask = {}) const;
 
-  /// Cross-attention to a projected memory: query (B, L, D) -> (B, L, D). Beams of one item share its memory as more
-  /// query rows: `query.view({B, beams * L, D})`, since rows do not see each other.
-  ///
-  /// Errors: also a memory that other weights have projected.
-  torch::Tensor operator()(const torch::Tensor& query, const ProjectedMemory& memory) const;
-
-  /// The same into memory at hand: output (B, L, D), contiguous, of this dtype and device.
-  /// Allocates nothing for a few rows of float32 or bfloat16 on CPU, but in a thread's first call.
-  void attend_into(const torch::Tensor& query, const ProjectedMemory& memory,
-                   const torch::Tensor& output) const;
+  /// A memory from what an earlier one's `keys()`, `values()` and `mask()` gave, such as those of a file. Copies them.
+  ProjectedMemory restore_memory(const torch::Tensor& keys, const torch::Tensor& values,
+                                 const torch::Tensor& mask = {}) const;
 
   /// (B, H, L, S): the weights that a call with these arguments gives the values, for those who want to look. Keeps
   /// what the call avoids to keep, and is no faster than the module.
@@ -141,6 +144,9 @@ class MHA_EXPORT FusedMultiHeadAttention {
   std::string describe(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                        const Masking& masking = {}) const;
 
+  /// Copies of the weights by the lesson's eight names.
+  StateDict state_dict() const;
+
   int64_t d_model() const;          ///< D
   int64_t num_heads() const;        ///< H
   torch::ScalarType dtype() const;  ///< of weights, inputs and outputs
@@ -150,7 +156,9 @@ class MHA_EXPORT FusedMultiHeadAttention {
   friend class KeyValueCache;
   friend class ProjectedMemory;
   struct State;
-  void check_memory(const torch::Tensor& query, const ProjectedMemory& memory) const;
+  void check_memory_mask(const torch::Tensor& mask, int64_t batch, int64_t key_len) const;
+  ProjectedMemory make_memory(const torch::Tensor& keys, const torch::Tensor& values,
+                              const torch::Tensor& mask) const;
 
   std::shared_ptr<const State> state_;
 };

@@ -202,16 +202,8 @@ KeyValueCache::KeyValueCache(const FusedMultiHeadAttention& attention, int64_t b
 
 KeyValueCache::KeyValueCache(const KeyValueCache& other)
     : state_(std::make_unique<State>(other.attention(), other.batch(), other.capacity())) {
-  const fused::PlainDispatch plain;
-  state_->lengths = other.lengths();
   for (int64_t item = 0; item < batch(); ++item) {
-    const auto index = static_cast<size_t>(item);
-    for (const auto& [to, from] :
-         {std::pair(&state_->keys, &other.state_->keys), std::pair(&state_->values, &other.state_->values)}) {
-      to->select(0, item)
-          .narrow(1, 0, lengths()[index])
-          .copy_(from->select(0, other.state_->places[index]).narrow(1, 0, lengths()[index]));
-    }
+    assign(item, other.stored_view(other.state_->keys, item), other.stored_view(other.state_->values, item));
   }
 }
 
@@ -277,6 +269,18 @@ void KeyValueCache::copy(int64_t from, int64_t to) {
   state_->lengths[target] = state_->lengths[source];
 }
 
+void KeyValueCache::assign(int64_t item, const Tensor& keys, const Tensor& values) {
+  const auto index = static_cast<size_t>(state_->index("item", item));
+  state_->engine.check_stored(keys, values, /*dimensions=*/3);
+  const int64_t length = keys.size(1);
+  TORCH_CHECK_VALUE(length <= capacity(), "keys: expected a length of at most ", capacity(),
+                    " (the capacity), found shape ", shape_text(keys.sizes()));
+  const fused::PlainDispatch plain;
+  state_->keys.select(0, state_->places[index]).narrow(1, 0, length).copy_(keys);
+  state_->values.select(0, state_->places[index]).narrow(1, 0, length).copy_(values);
+  state_->lengths[index] = length;
+}
+
 void KeyValueCache::reorder(c10::ArrayRef<int64_t> sources) {
   const auto batch = state_->lengths.size();
   TORCH_CHECK_VALUE(sources.size() == batch, "sources: expected ", batch, " items, found ", sources.size());
@@ -319,17 +323,15 @@ int64_t KeyValueCache::capacity() const {
 }
 
 Tensor KeyValueCache::keys(int64_t item) const {
-  return stored(state_->keys, item);
+  return stored_view(state_->keys, item).clone(torch::MemoryFormat::Contiguous);
 }
 Tensor KeyValueCache::values(int64_t item) const {
-  return stored(state_->values, item);
+  return stored_view(state_->values, item).clone(torch::MemoryFormat::Contiguous);
 }
 
-Tensor KeyValueCache::stored(const Tensor& memory, int64_t item) const {
+Tensor KeyValueCache::stored_view(const Tensor& memory, int64_t item) const {
   const auto index = static_cast<size_t>(state_->index("item", item));
-  return memory.select(0, state_->places[index])
-      .narrow(1, 0, state_->lengths[index])
-      .clone(torch::MemoryFormat::Contiguous);
+  return memory.select(0, state_->places[index]).narrow(1, 0, state_->lengths[index]);
 }
 
 const FusedMultiHeadAttention& KeyValueCache::attention() const {

@@ -131,7 +131,7 @@ const MultiHeadAttentionImpl& held(const MultiHeadAttention& module) {
 }  // namespace
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const MultiHeadAttention& module)
-    : FusedMultiHeadAttention(state_dict(held(module)), held(module).num_heads) {}
+    : FusedMultiHeadAttention(mha::state_dict(held(module)), held(module).num_heads) {}
 
 FusedMultiHeadAttention::FusedMultiHeadAttention(const StateDict& weights, int64_t num_heads,
                                                  std::optional<torch::ScalarType> dtype) {
@@ -209,6 +209,20 @@ std::string FusedMultiHeadAttention::describe(const Tensor& query, const Tensor&
   return dtype_text(dtype()) + " on " + device().str() + ": " + products + " projected by " + how + "; " +
          fused::describe_attend(dtype(), device(), masking.mask.defined(), masking.causal, query.size(1),
                                 key.size(1));
+}
+
+StateDict FusedMultiHeadAttention::state_dict() const {
+  const fused::PlainDispatch plain;
+  const auto weight = at::cat({state_->projections.weight(), state_->output.weight()});
+  const auto bias = at::cat({state_->projections.bias(), state_->output.bias()});
+  StateDict weights;
+  for (size_t i = 0; i < parameter_names.size(); ++i) {
+    const auto& stacked = i % 2 == 0 ? weight : bias;
+    const auto layer = static_cast<int64_t>(i / 2);
+    weights.insert(std::string(parameter_names.at(i)),
+                   stacked.narrow(0, layer * d_model(), d_model()).clone());
+  }
+  return weights;
 }
 
 int64_t FusedMultiHeadAttention::d_model() const {

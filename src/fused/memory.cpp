@@ -19,6 +19,7 @@ struct ProjectedMemory::State {
   Tensor mask;
   fused::Blocking blocking;  // (B, H, 1, S)
 
+  void check(const Tensor& query) const;
   /// Attention to it; into `output` where that is defined.
   Tensor attend(const Tensor& query, Tensor output) const;
 
@@ -40,47 +41,65 @@ Tensor ProjectedMemory::mask() const {
 
 ProjectedMemory FusedMultiHeadAttention::project_memory(const Tensor& memory, const Tensor& mask) const {
   state_->check_input("memory", memory);
-  const int64_t sizes[] = {memory.size(0), num_heads(), 1, memory.size(1)};
-  if (mask.defined()) {
-    fused::check_plain("mask", mask);
-    attention::check_mask(mask, sizes, "(batch, num_heads, 1, key_len)", memory);
-  }
+  check_memory_mask(mask, memory.size(0), memory.size(1));
   const fused::PlainDispatch plain;
   const auto projected = state_->projections(memory, {1, 2, 0, num_heads()});  // (B, S, 2, H, d_k)
   const auto heads = [&](int64_t index) {
-    return projected.select(2, index).transpose(1, 2).contiguous();  // (B, H, S, d_k)
+    return projected.select(2, index).transpose(1, 2).clone(
+        torch::MemoryFormat::Contiguous);  // (B, H, S, d_k)
   };
+  return make_memory(heads(0), heads(1), mask);
+}
+
+ProjectedMemory FusedMultiHeadAttention::restore_memory(const Tensor& keys, const Tensor& values,
+                                                        const Tensor& mask) const {
+  state_->check_stored(keys, values, /*dimensions=*/4);
+  TORCH_CHECK_VALUE(keys.size(0) > 0, "keys: expected a batch of at least 1, found shape ",
+                    shape_text(keys.sizes()));
+  check_memory_mask(mask, keys.size(0), keys.size(2));
+  const fused::PlainDispatch plain;
+  return make_memory(keys.clone(torch::MemoryFormat::Contiguous),
+                     values.clone(torch::MemoryFormat::Contiguous), mask);
+}
+
+void FusedMultiHeadAttention::check_memory_mask(const Tensor& mask, int64_t batch, int64_t key_len) const {
+  if (mask.defined()) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    fused::check_plain("mask", mask);
+    const int64_t sizes[] = {batch, num_heads(), 1, key_len};
+    attention::check_mask(mask, sizes, "(batch, num_heads, 1, key_len)", state_->output.bias());
+  }
+}
+
+ProjectedMemory FusedMultiHeadAttention::make_memory(const Tensor& keys, const Tensor& values,
+                                                     const Tensor& mask) const {
   auto state = std::make_shared<ProjectedMemory::State>();
   state->engine = state_;
-  state->keys = heads(0);
-  state->values = heads(1);
-  state->mask = mask;
-  // The caller may change its mask later.
-  state->blocking = fused::make_blocking(mask.defined() ? mask.clone() : mask, /*causal=*/{}, sizes);
+  state->keys = keys;
+  state->values = values;
+  state->mask = mask.defined() ? mask.clone() : mask;  // the caller may change its own
+  state->blocking =
+      fused::make_blocking(state->mask, /*causal=*/{}, {keys.size(0), num_heads(), 1, keys.size(2)});
   return ProjectedMemory(std::move(state));
 }
 
-Tensor FusedMultiHeadAttention::operator()(const Tensor& query, const ProjectedMemory& memory) const {
-  check_memory(query, memory);
+Tensor ProjectedMemory::attend(const Tensor& query) const {
+  state_->check(query);
   const fused::PlainDispatch plain;
-  return memory.state_->attend(query, Tensor());
+  return state_->attend(query, Tensor());
 }
 
-void FusedMultiHeadAttention::attend_into(const Tensor& query, const ProjectedMemory& memory,
-                                          const Tensor& output) const {
-  check_memory(query, memory);
-  state_->check_output(output, query.sizes());
+void ProjectedMemory::attend_into(const Tensor& query, const Tensor& output) const {
+  state_->check(query);
+  state_->engine->check_output(output, query.sizes());
   const fused::PlainDispatch plain;
-  memory.state_->attend(query, output);
+  state_->attend(query, output);
 }
 
-void FusedMultiHeadAttention::check_memory(const Tensor& query, const ProjectedMemory& memory) const {
-  state_->check_input("query", query);
-  TORCH_CHECK_VALUE(memory.state_->engine == state_,
-                    "memory: expected one that this engine has projected, found that of other weights");
-  TORCH_CHECK_VALUE(query.size(0) == memory.state_->keys.size(0), "query: expected batch ",
-                    memory.state_->keys.size(0), " (that of memory), found shape ",
-                    shape_text(query.sizes()));
+void ProjectedMemory::State::check(const Tensor& query) const {
+  engine->check_input("query", query);
+  TORCH_CHECK_VALUE(query.size(0) == keys.size(0), "query: expected batch ", keys.size(0),
+                    " (that of memory), found shape ", shape_text(query.sizes()));
 }
 
 Tensor ProjectedMemory::State::attend(const Tensor& query, Tensor output) const {

@@ -49,6 +49,9 @@ class Projections {
   /// How so many rows are multiplied, in words.
   std::string describe(int64_t rows) const;
 
+  /// A copy of the stacked weights.
+  torch::Tensor weight() const { return packed_ ? packed_->weight() : weight_.clone(); }
+
   torch::ScalarType dtype() const { return bias_.scalar_type(); }
   torch::Device device() const { return bias_.device(); }
   const torch::Tensor& bias() const { return bias_; }

@@ -60,15 +60,30 @@ void FusedMultiHeadAttention::State::check_input(const char* name, const Tensor&
   fused::check_plain(name, input);
 }
 
+void FusedMultiHeadAttention::State::check_kind(const char* name, const Tensor& tensor) const {
+  attention::check_defined(name, tensor);
+  fused::check_plain(name, tensor);
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype(), name, ": expected dtype ", dtype_text(dtype()),
+                    ", found ", dtype_text(tensor.scalar_type()));
+  TORCH_CHECK_VALUE(tensor.device() == device(), name, ": expected device ", device(), ", found ",
+                    tensor.device());
+}
+
+void FusedMultiHeadAttention::State::check_stored(const Tensor& keys, const Tensor& values,
+                                                  int64_t dimensions) const {
+  check_kind("keys", keys);
+  check_kind("values", values);
+  TORCH_CHECK_VALUE(keys.dim() == dimensions && keys.size(-3) == num_heads && keys.size(-1) == d_k(),
+                    "keys: expected shape (", dimensions == 4 ? "batch, " : "", "num_heads = ", num_heads,
+                    ", length, d_k = ", d_k(), "), found ", shape_text(keys.sizes()));
+  TORCH_CHECK_VALUE(values.sizes() == keys.sizes(), "values: expected shape ", shape_text(keys.sizes()),
+                    " (that of keys), found ", shape_text(values.sizes()));
+}
+
 void FusedMultiHeadAttention::State::check_output(const Tensor& tensor, c10::IntArrayRef sizes) const {
-  attention::check_defined("output", tensor);
-  fused::check_plain("output", tensor);
+  check_kind("output", tensor);
   TORCH_CHECK_VALUE(tensor.sizes() == sizes, "output: expected shape ", shape_text(sizes), ", found ",
                     shape_text(tensor.sizes()));
-  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype(), "output: expected dtype ", dtype_text(dtype()),
-                    ", found ", dtype_text(tensor.scalar_type()));
-  TORCH_CHECK_VALUE(tensor.device() == device(), "output: expected device ", device(), ", found ",
-                    tensor.device());
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "output: expected contiguous memory, found strides ",
                     shape_text(tensor.strides()));
 }

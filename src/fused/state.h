@@ -55,6 +55,12 @@ struct FusedMultiHeadAttention::State {
   /// Errors of one input on its own.
   void check_input(const char* name, const torch::Tensor& input) const;
 
+  /// Errors of a tensor that is not of this dtype and device.
+  void check_kind(const char* name, const torch::Tensor& tensor) const;
+
+  /// Errors of keys and values (..., H, length, d_k) of so many dimensions, which must be alike.
+  void check_stored(const torch::Tensor& keys, const torch::Tensor& values, int64_t dimensions) const;
+
   /// Errors of a tensor that is to hold a call's result.
   void check_output(const torch::Tensor& output, c10::IntArrayRef sizes) const;
 

@@ -132,7 +132,7 @@ Tensor decode(Decoder& decoder, const Batch& batch) {
   for (int64_t position = 0; position <= max_digits; ++position) {
     auto x = decoder->embed(token, position);  // (B, 1, D)
     x = x + cache.step(x);
-    x = x + cross_attention(x, memory);
+    x = x + memory.attend(x);
     token = decoder->logits(x).argmax(-1);  // the greedy choice
     said.push_back(token);
   }

@@ -234,6 +234,23 @@ TEST_CASE("what is stored can be looked at", "[fused]") {
   CHECK(bit_equal(keys, before));  // a copy
 }
 
+TEST_CASE("items can be put back", "[fused]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  torch::manual_seed(18);
+  const Trio trio(24, 3, dtype);
+  KeyValueCache cache(trio.fused, 2, 12);
+  cache.prefill(trio.random(2, 7), {7, 3});
+  KeyValueCache other(trio.fused, 3, 9);
+  other.assign(2, cache.keys(0), cache.values(0));
+  other.assign(0, cache.keys(1).transpose(0, 1).contiguous().transpose(0, 1), cache.values(1));
+  CHECK(other.lengths() == std::vector<int64_t>{3, 0, 7});
+  const auto x = trio.random(2, 1);
+  const auto expected = cache.step(x);
+  const auto found = other.step(torch::cat({x[1], x[0], x[0]}).unsqueeze(1));
+  CHECK(bit_equal(found[2], expected[0]));
+  CHECK(bit_equal(found[0], expected[1]));
+}
+
 TEST_CASE("reordering copies only what occurs more than once", "[fused]") {
   torch::manual_seed(16);
   const Trio trio(24, 3);
@@ -298,6 +315,16 @@ TEST_CASE("what a cache refuses leaves it as it was", "[fused]") {
   CHECK(error([&] { cache.reorder({0}); }) == "sources: expected 2 items, found 1");
   CHECK(error([&] { cache.reorder({0, 5}); }) == "sources: expected an item within [0, 2), found 5");
   CHECK(error([&] { cache.keys(2); }) == "item: expected an item within [0, 2), found 2");
+  CHECK(error([&] { cache.assign(2, keys, keys); }) == "item: expected an item within [0, 2), found 2");
+  CHECK(error([&] { cache.assign(0, keys[0], keys); }) ==
+        "keys: expected shape (num_heads = 3, length, d_k = 8), found (4, 8)");
+  CHECK(error([&] { cache.assign(0, keys, keys.slice(1, 1)); }) ==
+        "values: expected shape (3, 4, 8) (that of keys), found (3, 3, 8)");
+  CHECK(error([&] { cache.assign(0, keys, keys.to(torch::kHalf)); }) ==
+        "values: expected dtype float32, found float16");
+  CHECK(error([&] {
+          cache.assign(0, torch::empty({3, 6, 8}), torch::empty({3, 6, 8}));
+        }) == "keys: expected a length of at most 5 (the capacity), found shape (3, 6, 8)");
   CHECK(cache.lengths() == std::vector<int64_t>{4, 2});
   CHECK(bit_equal(cache.keys(0), keys));
   CHECK(error([&] { KeyValueCache(trio.fused, 0, 5); }) == "batch: expected at least 1, found 0");

@@ -35,10 +35,10 @@ TEST_CASE("queries attend to a projected memory as to the memory itself", "[fuse
       for (const int64_t query_len : {1, 3, 16, 17, 30}) {
         const auto query = trio.random(3, query_len);
         CAPTURE(dtype, key_len, mask.defined() ? mask.sizes() : torch::IntArrayRef(), query_len);
-        const auto ours = trio.fused(query, projected);
+        const auto ours = projected.attend(query);
         CHECK(trio.problem_of(ours, query, memory, memory, mask) == "");
         const auto output = torch::full_like(query, std::nan(""));
-        trio.fused.attend_into(query, projected, output);
+        projected.attend_into(query, output);
         CHECK(bit_equal(output, ours));
       }
     }
@@ -55,13 +55,15 @@ TEST_CASE("a projected memory holds keys and values, and is a copy", "[fused]") 
   std::optional<FusedMultiHeadAttention> engine(trio.fused);
   const ProjectedMemory projected = engine->project_memory(memory, mask);
   engine.reset();  // it needs not stay
-  const auto before = trio.fused(query, projected);
+  const auto before = projected.attend(query);
   memory.zero_();
   mask.fill_(true);
-  CHECK(bit_equal(trio.fused(query, projected), before));
+  CHECK(bit_equal(projected.attend(query), before));
   CHECK(projected.keys().sizes() == torch::IntArrayRef({2, 3, 9, 8}));
   CHECK(projected.values().sizes() == torch::IntArrayRef({2, 3, 9, 8}));
-  CHECK(projected.mask().is_same(mask));
+  CHECK_FALSE(projected.mask().all().item<bool>());
+  const auto again = trio.fused.restore_memory(projected.keys(), projected.values(), projected.mask());
+  CHECK(bit_equal(again.attend(query), before));
   CHECK_FALSE(trio.fused.project_memory(memory).mask().defined());
 }
 
@@ -70,8 +72,8 @@ TEST_CASE("beams share a memory as more query rows", "[fused]") {
   const Trio trio(24, 3);
   const auto memory = trio.random(2, 7);  // few rows, repeated or not: projected by the same kernels
   const auto beams = torch::randn({2 * 4, 1, 24});
-  const auto shared = trio.fused(beams.view({2, 4, 24}), trio.fused.project_memory(memory));
-  const auto repeated = trio.fused(beams, trio.fused.project_memory(memory.repeat_interleave(4, 0)));
+  const auto shared = trio.fused.project_memory(memory).attend(beams.view({2, 4, 24}));
+  const auto repeated = trio.fused.project_memory(memory.repeat_interleave(4, 0)).attend(beams);
   CHECK(bit_equal(shared.view({8, 1, 24}), repeated));
 }
 
@@ -83,14 +85,14 @@ TEST_CASE("many threads may attend to one memory", "[fused]") {
   std::vector<Tensor> expected;
   for (int64_t i = 0; i < 8; ++i) {
     queries.push_back(trio.random(2, 1 + i * 5));  // few rows and many
-    expected.push_back(trio.fused(queries.back(), projected));
+    expected.push_back(projected.attend(queries.back()));
   }
   std::vector<int> equal(queries.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < queries.size(); ++i) {
     threads.emplace_back([&, i] {
       for (int turn = 0; turn < 20; ++turn) {
-        equal[i] += torch::equal(trio.fused(queries[i], projected), expected[i]) ? 1 : 0;
+        equal[i] += torch::equal(projected.attend(queries[i]), expected[i]) ? 1 : 0;
       }
     });
   }
@@ -104,17 +106,16 @@ TEST_CASE("no query and no memory", "[fused]") {
   torch::manual_seed(5);
   Trio trio(24, 3);
   const auto memory = trio.random(2, 5);
-  CHECK(trio.fused(trio.random(2, 0), trio.fused.project_memory(memory)).sizes() ==
+  CHECK(trio.fused.project_memory(memory).attend(trio.random(2, 0)).sizes() ==
         torch::IntArrayRef({2, 0, 24}));
   const auto nothing = trio.random(2, 0);
   const auto query = trio.random(2, 3);
-  CHECK(bit_equal(trio.fused(query, trio.fused.project_memory(nothing)), trio.fused(query, nothing, {})));
+  CHECK(bit_equal(trio.fused.project_memory(nothing).attend(query), trio.fused(query, nothing, {})));
 }
 
 TEST_CASE("what is wrong with a memory or its query is said", "[fused]") {
   torch::manual_seed(6);
   const Trio trio(24, 3);
-  const Trio other(24, 3);
   const auto memory = trio.random(2, 5);
   const auto projected = trio.fused.project_memory(memory);
   const auto project = [&](const Tensor& x, const Tensor& mask = {}) {
@@ -128,18 +129,28 @@ TEST_CASE("what is wrong with a memory or its query is said", "[fused]") {
   CHECK(project(memory, torch::ones({2, 1, 3, 5})) ==
         "mask: expected a shape that broadcasts to (batch, num_heads, 1, key_len) = (2, 3, 1, 5) without "
         "enlarging it, found (2, 1, 3, 5)");
+  const auto restore = [&](const Tensor& keys, const Tensor& values, const Tensor& mask = {}) {
+    return error_of<c10::ValueError>([&] { trio.fused.restore_memory(keys, values, mask); });
+  };
+  const auto keys = projected.keys();
+  CHECK(restore(keys[0], keys) ==
+        "keys: expected shape (batch, num_heads = 3, length, d_k = 8), found (3, 5, 8)");
+  CHECK(restore(keys, keys.slice(2, 1)) ==
+        "values: expected shape (2, 3, 5, 8) (that of keys), found (2, 3, 4, 8)");
+  CHECK(restore(keys.slice(0, 2), keys.slice(0, 2)) ==
+        "keys: expected a batch of at least 1, found shape (0, 3, 5, 8)");
+  CHECK(restore(keys, keys.to(torch::kDouble)) == "values: expected dtype float32, found float64");
+  CHECK(restore(keys, keys, torch::ones({4})).starts_with("mask: expected a shape that broadcasts"));
   const auto attend = [&](const Tensor& query) {
-    return error_of<c10::ValueError>([&] { trio.fused(query, projected); });
+    return error_of<c10::ValueError>([&] { projected.attend(query); });
   };
   CHECK(attend(trio.random(3, 1)) == "query: expected batch 2 (that of memory), found shape (3, 1, 24)");
   CHECK(attend(torch::randn({2, 1, 5})) ==
         "query: expected last dimension 24 (d_model), found shape (2, 1, 5)");
   CHECK(attend(trio.random(2, 1).requires_grad_()).starts_with("query: expected no gradients to record"));
   const auto query = trio.random(2, 1);
-  CHECK(error_of<c10::ValueError>([&] { other.fused(query, projected); }) ==
-        "memory: expected one that this engine has projected, found that of other weights");
   const auto into = [&](const Tensor& output) {
-    return error_of<c10::ValueError>([&] { trio.fused.attend_into(query, projected, output); });
+    return error_of<c10::ValueError>([&] { projected.attend_into(query, output); });
   };
   CHECK(into(Tensor()) == "output: expected a tensor, found an undefined one");
   CHECK(into(torch::empty({2, 2, 24})) == "output: expected shape (2, 1, 24), found (2, 2, 24)");

@@ -227,3 +227,20 @@ TEST_CASE("describe names the path", "[fused]") {
   CHECK_THAT(trio.fused.describe(x, x, y), ContainsSubstring("query + key, value"));
   CHECK_THAT(trio.fused.describe(x, y, x), ContainsSubstring("query, key, value"));
 }
+
+TEST_CASE("the weights come back as they were given", "[fused]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble, torch::kHalf);
+  torch::manual_seed(8);
+  for (const auto& [d_model, num_heads] : {std::pair<int64_t, int64_t>{1, 1}, {30, 3}, {72, 4}}) {
+    mha::MultiHeadAttention module(d_model, num_heads);
+    module->to(dtype);
+    const auto expected = mha::state_dict(*module);
+    const auto found = FusedMultiHeadAttention(module).state_dict();
+    REQUIRE(found.size() == 8);
+    for (const auto& item : expected) {
+      CAPTURE(dtype, d_model, item.key());
+      CHECK(bit_equal(found[item.key()], item.value()));
+      CHECK(found[item.key()].storage().nbytes() == found[item.key()].nbytes());
+    }
+  }
+}
