@@ -1,4 +1,4 @@
-"""What the engines of `bench_peers.py` are given: shapes, kinds of masks, inputs, weights and the float64 result."""
+"""What the engines of the benchmarks are given: shapes, kinds of masks, inputs, weights and the float64 result."""
 
 import copy
 from collections.abc import Sequence
@@ -99,6 +99,12 @@ def curve_cases() -> list[Case]:
     return [_self_attention((1, length, 512, 8), CURVE) for length in (128, 256, 512, 1024, 2048, 4096, 8192)]
 
 
+def largest_deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """NaN counts as infinite."""
+    deviation = (found.double() - expected).abs().max().item()
+    return deviation if deviation == deviation else float("inf")
+
+
 class Problem:
     """A case with its tensors.
 
@@ -108,19 +114,19 @@ class Problem:
     def __init__(self, case: Case, dtype: str, *, reference: torch.Tensor | None = None) -> None:
         self.case = case
         self.dtype = dtype
-        generator = torch.Generator().manual_seed(20)
-
-        def randn(*sizes: int, scale: float = 1) -> torch.Tensor:
-            return (torch.randn(*sizes, generator=generator) * scale).bfloat16().to(DTYPES[dtype])
-
+        self.generator = torch.Generator().manual_seed(20)
         self.module = MultiHeadAttention(case.d_model, case.num_heads, dropout=0).eval().to(DTYPES[dtype])
         for parameter in self.module.parameters():
-            parameter.requires_grad_(False).copy_(randn(*parameter.shape, scale=case.d_model**-0.5))
-        self.query = randn(case.batch, case.query_len, case.d_model)
-        self.memory = self.query if case.kind != CROSS else randn(case.batch, case.key_len, case.d_model)
-        self.mask = self._mask(generator)
+            parameter.requires_grad_(False).copy_(self.randn(*parameter.shape, scale=case.d_model**-0.5))
+        self.query = self.randn(case.batch, case.query_len, case.d_model)
+        self.memory = self.query if case.kind != CROSS else self.randn(case.batch, case.key_len, case.d_model)
+        self.mask = self._mask(self.generator)
         if reference is not None:
             self.reference = reference
+
+    def randn(self, *sizes: int, scale: float = 1) -> torch.Tensor:
+        numbers = torch.randn(*sizes, generator=self.generator) * scale
+        return numbers.bfloat16().to(DTYPES[self.dtype])
 
     @property
     def causal(self) -> bool:
@@ -175,13 +181,12 @@ class Problem:
         )
 
     def error(self, output: torch.Tensor) -> float:
-        """The largest deviation of `output` from the float64 result; NaN counts as infinite."""
+        """The largest deviation of `output` from the float64 result."""
         if output.shape != self.query.shape:
             raise ValueError(
                 f"expected an output of shape {tuple(self.query.shape)}, found {tuple(output.shape)}"
             )
-        deviation = (output[:, self.rows].double() - self.reference).abs().max().item()
-        return deviation if deviation == deviation else float("inf")
+        return largest_deviation(output[..., self.rows, :], self.reference)
 
     def is_absurd(self, error: float) -> bool:
         return error > ABSURD[self.dtype] * self.reference.abs().max().item()

@@ -18,6 +18,19 @@ from lesson import MultiHeadAttention
 
 Call = Callable[[], torch.Tensor]
 
+
+@dataclass(frozen=True)
+class Rewound:
+    """A call that leaves another state than it found: `rewind`, which no clock sees, brings the earlier one back."""
+
+    call: Call
+    rewind: Callable[[], object]
+
+    def __call__(self) -> torch.Tensor:
+        self.rewind()
+        return self.call()
+
+
 LIBRARY = Path(__file__).resolve().parent.parent / "build/release/libmha_ops.so"
 
 
@@ -142,24 +155,27 @@ def _build_torch_module(problem: Problem, setup: Setup) -> Call:
     return lambda: module(query, memory, memory, **options)[0]
 
 
-def _compiled(module: torch.nn.Module, problem: Problem, mask: torch.Tensor | None) -> Call:
+def compiled(module: torch.nn.Module) -> torch.nn.Module:
     options = {
         "freezing": True,  # packs the weights
         "cpp.dynamic_threads": True,
         # No check whether anything changed: PyTorch would compile the same again for another number of threads.
         "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
     }
-    compiled = torch.compile(module, dynamic=False, options=options)
-    query, memory = problem.query, problem.memory
-    return lambda: compiled(query, memory, memory, mask)
+    return torch.compile(module, dynamic=False, options=options)
+
+
+def _compiled_call(module: torch.nn.Module, problem: Problem, mask: torch.Tensor | None) -> Call:
+    fast, query, memory = compiled(module), problem.query, problem.memory
+    return lambda: fast(query, memory, memory, mask)
 
 
 def _build_compiled_lesson(problem: Problem, setup: Setup) -> Call:
-    return _compiled(output_only(problem), problem, problem.mask_or_causal)
+    return _compiled_call(output_only(problem), problem, problem.mask_or_causal)
 
 
 def _build_compiled_sdpa(problem: Problem, setup: Setup) -> Call:
-    return _compiled(_with_sdpa(problem), problem, problem.mask)
+    return _compiled_call(_with_sdpa(problem), problem, problem.mask)
 
 
 def all_engines() -> list[Engine]:
@@ -200,6 +216,6 @@ def all_engines() -> list[Engine]:
 
 
 def forget_compiled() -> None:
-    """To be called before another problem: `_compiled` checks nothing that would tell it apart."""
+    """To be called before another problem: `compiled` checks nothing that would tell it apart."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from bench_cases import DTYPES, Case, Problem
-from bench_engines import Call, Engine, Setup, forget_compiled, load_library
+from bench_engines import Call, Engine, Rewound, Setup, forget_compiled, load_library
 
 Key = TypeVar("Key")
 
@@ -37,10 +37,18 @@ class Effort:
     all_memory: bool = True
 
 
-def seconds(call: Callable[[], object]) -> float:
+def timed(call: Call) -> tuple[float, torch.Tensor]:
+    """Seconds of the call, and its output."""
+    if isinstance(call, Rewound):
+        call.rewind()
+        call = call.call
     begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+    output = call()
+    return time.perf_counter() - begin, output
+
+
+def seconds(call: Call) -> float:
+    return timed(call)[0]
 
 
 def take_turns(

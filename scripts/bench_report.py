@@ -53,7 +53,7 @@ def tables(results: dict) -> list[Table]:
     """All that there is to say of `results`."""
     rows = results["rows"]
     found = []
-    for dtype, threads in _distinct(rows, "dtype", "threads"):
+    for dtype, threads in distinct(rows, "dtype", "threads"):
         part = [row for row in rows if (row["dtype"], row["threads"]) == (dtype, threads)]
         peak = next(
             p["gflops"] for p in results["machine"]["peak"] if (p["dtype"], p["threads"]) == (dtype, threads)
@@ -69,7 +69,7 @@ def tables(results: dict) -> list[Table]:
                 found[-1].lines.append(_errors(some))
         if curve:
             found.append(
-                _matrix(f"{where}, over the length: milliseconds", curve, lambda row: _short(row["min_ms"]))
+                _matrix(f"{where}, over the length: milliseconds", curve, lambda row: short(row["min_ms"]))
             )
         with_memory = [row for row in part if row["extra_bytes"] is not None]
         if with_memory:
@@ -77,7 +77,7 @@ def tables(results: dict) -> list[Table]:
                 _matrix(
                     f"{where}: MiB that one call takes beyond its inputs and weights",
                     with_memory,
-                    lambda row: _short(row["extra_bytes"] / 2**20),
+                    lambda row: short(row["extra_bytes"] / 2**20),
                 )
             )
     summary = _summary(rows)
@@ -86,7 +86,7 @@ def tables(results: dict) -> list[Table]:
 
 def _matrix(title: str, rows: list[Row], cell: Callable[[Row], str]) -> Table:
     """A line for each case, a column for each engine."""
-    engines = [engine for (engine,) in _distinct(rows, "engine")]
+    engines = [engine for (engine,) in distinct(rows, "engine")]
     lines: dict[str, list[str]] = {}
     for row in rows:
         line = lines.setdefault(case_text(row), ["-"] * len(engines))
@@ -121,8 +121,8 @@ def _summary(rows: list[Row]) -> Table:
                 case_text(row),
                 row["dtype"],
                 str(row["threads"]),
-                _short(row["min_ms"]),
-                _short(row["median_ms"]),
+                short(row["min_ms"]),
+                short(row["median_ms"]),
                 f"{row['gflops']:.0f}",
                 f"{row['percent_of_peak']:.0f}",
                 f"{best['min_ms'] / row['min_ms']:.2f}" if best else "-",
@@ -148,36 +148,41 @@ def _summary(rows: list[Row]) -> Table:
 
 def footers(results: dict) -> list[str]:
     """What is missing and why, one line each."""
-    machine = results["machine"]
+    terms = "GF/s: for causal, half of the L x S products counts. Peak: the best matrix product of this run."
+    return [*machine_lines(results["machine"], terms), *told_once(results["skipped"])]
+
+
+def machine_lines(machine: dict, *terms: str) -> list[str]:
+    """What it was measured on, the `terms` of the tables, and whether the machine was busy."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     lines = [
         f"{machine['cpu_model']}, {machine['cores']} cores, {machine['cpu_capability']}; {packages}",
-        "GF/s: for causal, half of the L x S products counts. Peak: the best matrix product of this run.",
+        *terms,
     ]
     if machine["load_average"] is not None and machine["load_average"] > 0.5:
         lines.append(
             f"The machine was busy: load average {machine['load_average']:.1f} before the first call."
         )
-    return lines + [entry["text"] for entry in _told_once(results["skipped"])]
+    return lines
 
 
-def _told_once(skipped: list[dict]) -> list[dict]:
-    """One entry for each engine and reason, with the cases that it is about."""
+def told_once(skipped: list[dict]) -> list[str]:
+    """One line for each engine and reason, with the cases that it is about."""
     told: dict[tuple[str, str], list[str]] = {}
     for entry in skipped:
         told.setdefault((entry["engine"], entry["reason"]), []).append(entry["where"])
-    entries = []
+    lines = []
     for (engine, reason), places in told.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        entries.append({"text": f"{engine}: {reason}" + (f" ({places[0]}{more})" if places[0] else "")})
-    return entries
+        lines.append(f"{engine}: {reason}" + (f" ({places[0]}{more})" if places[0] else ""))
+    return lines
 
 
-def _distinct(rows: list[Row], *fields: str) -> list[tuple]:
+def distinct(rows: list[Row], *fields: str) -> list[tuple]:
     return list(dict.fromkeys(tuple(row[field] for field in fields) for row in rows))
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three digits: 0.123, 1.23, 12.3, 1234."""
     for limit, digits in ((1, 3), (10, 2), (100, 1)):
         if value < limit:

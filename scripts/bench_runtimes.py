@@ -44,7 +44,7 @@ def _exported_lesson(problem: Problem) -> tuple[bytes, dict[str, torch.Tensor]]:
     return file.getvalue(), inputs
 
 
-def _session_call(model: bytes, inputs: dict[str, torch.Tensor], setup: Setup) -> Call:
+def onnx_session(model: bytes, setup: Setup):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -54,7 +54,11 @@ def _session_call(model: bytes, inputs: dict[str, torch.Tensor], setup: Setup) -
     options.log_severity_level = 3
     # Threads that spin after a call would take time from the engine whose turn is next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _session_call(model: bytes, inputs: dict[str, torch.Tensor], setup: Setup) -> Call:
+    session = onnx_session(model, setup)
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     return lambda: torch.from_numpy(session.run(None, arrays)[0])
 
@@ -63,7 +67,7 @@ def _build_onnx_runtime(problem: Problem, setup: Setup) -> Call:
     return _session_call(*_exported_lesson(problem), setup)
 
 
-class _Graph:
+class Graph:
     """Nodes and weights of an ONNX model."""
 
     def __init__(self, problem: Problem) -> None:
@@ -79,11 +83,12 @@ class _Graph:
         self.initializers.append(numpy_helper.from_array(tensor.contiguous().numpy(), name))
         return name
 
-    def node(self, operator: str, inputs: list[str], output: str, **attributes) -> str:
+    def node(self, operator: str, inputs: list[str], *outputs: str, **attributes) -> str:
+        """Returns the name of the first output."""
         from onnx import helper
 
-        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
-        return output
+        self.nodes.append(helper.make_node(operator, inputs, outputs, **attributes))
+        return outputs[0]
 
     def product(self, x: str, layer: str) -> str:
         """`x` times the layer's weight, without its bias."""
@@ -98,12 +103,31 @@ class _Graph:
     def stacked(self, name: str) -> torch.Tensor:
         return torch.cat([self.weights[f"{layer}.{name}"] for layer in ("W_q", "W_k", "W_v")])
 
+    def mixed(self, context: str) -> str:
+        """The last step: `context` through W_o."""
+        bias = self.constant("output bias", self.weights["W_o.bias"])
+        return self.node("Add", [self.product(context, "W_o"), bias], "output")
+
+    def model(self, inputs: dict[str, torch.Tensor], outputs: dict[str, tuple[int, ...]]) -> bytes:
+        """The file, with the shapes of the outputs."""
+        from onnx import TensorProto, helper
+
+        types = {torch.float32: TensorProto.FLOAT, torch.int32: TensorProto.INT32}
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            self.nodes,
+            "attention",
+            [info(name, types[tensor.dtype], tuple(tensor.shape)) for name, tensor in inputs.items()],
+            [info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+            self.initializers,
+        )
+        operators = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=operators, ir_version=9).SerializeToString()
+
 
 def _build_onnx_runtime_fused(problem: Problem, setup: Setup) -> Call:
     """One Attention operator, which projects too; MultiHeadAttention where that cannot be, or is faster."""
-    from onnx import TensorProto, helper
-
-    graph, case = _Graph(problem), problem.case
+    graph, case = Graph(problem), problem.case
     inputs = {name: tensor.float() for name, tensor in zip(("query", "memory"), problem.inputs)}
     bias = ""
     if problem.mask is not None:
@@ -121,24 +145,21 @@ def _build_onnx_runtime_fused(problem: Problem, setup: Setup) -> Call:
             graph.product(x, layer) for x, layer in (("query", "W_q"), (memory, "W_k"), (memory, "W_v"))
         ]
         context = graph.attend("MultiHeadAttention", [*products, stacked_bias, "", bias])
-    output_bias = graph.constant("output bias", graph.weights["W_o.bias"])
-    graph.node("Add", [graph.product(context, "W_o"), output_bias], "output")
+    graph.mixed(context)
+    model = graph.model(inputs, {"output": tuple(problem.query.shape)})
+    return _session_call(model, inputs, setup)
 
-    def info(name: str, shape: tuple[int, ...]):
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "attention",
-            [info(name, tuple(tensor.shape)) for name, tensor in inputs.items()],
-            [info("output", tuple(problem.query.shape))],
-            graph.initializers,
-        ),
-        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=9,
-    )
-    return _session_call(model.SerializeToString(), inputs, setup)
+def openvino_options(problem: Problem, setup: Setup) -> dict:
+    precision = {"float32": "f32", "bfloat16": "bf16"}[problem.dtype]
+    return {
+        "INFERENCE_NUM_THREADS": setup.threads,
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,  # the calling thread is PyTorch's too
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,  # else a cache is quantised to 8 bits
+    }
 
 
 def _build_openvino(problem: Problem, setup: Setup) -> Call:
@@ -147,14 +168,7 @@ def _build_openvino(problem: Problem, setup: Setup) -> Call:
 
     model, inputs = _exported_lesson(problem)
     core = openvino.Core()
-    options = {
-        "INFERENCE_NUM_THREADS": setup.threads,
-        "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": False,  # the calling thread is PyTorch's too
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[problem.dtype],
-    }
-    compiled = core.compile_model(core.read_model(model, b""), "CPU", options)
+    compiled = core.compile_model(core.read_model(model, b""), "CPU", openvino_options(problem, setup))
     tensors = {name: openvino.Tensor(tensor.numpy(), shared_memory=True) for name, tensor in inputs.items()}
     request = compiled.create_infer_request()
 

@@ -1,6 +1,7 @@
 """bench_peers.py: what it computes and reports; how fast anything is is no test."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -153,7 +154,7 @@ def test_a_wrong_failing_or_missing_engine_does_not_stop_the_others(tmp_path):
         shapes=[SHAPE],
         threads=[1],
         dtypes=["float32"],
-        only=bench_peers.re.compile(SELF),
+        only=re.compile(SELF),
         effort=Effort(rounds=1, burst=0, budget=1),
         library=tmp_path,
     )
