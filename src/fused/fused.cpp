@@ -265,8 +265,7 @@ Tensor fused_scaled_dot_product_attention(const Tensor& query, const Tensor& key
   };
   const auto blocking = fused::make_blocking(masking.mask, masking.causal,
                                              {query.size(0), query.size(1), query.size(2), key.size(2)});
-  const auto output =
-      at::empty(query.sizes(), query.options().memory_format(torch::MemoryFormat::Contiguous));
+  auto output = at::empty(query.sizes(), query.options().memory_format(torch::MemoryFormat::Contiguous));
   fused::attend(rows(query), rows(key), rows(value), blocking, output.transpose(1, 2));
   return output;
 }

@@ -28,7 +28,7 @@ void PackedWeight::operator()(const void* x, int64_t rows, int64_t first, int64_
 }
 
 Tensor PackedWeight::weight() const {
-  const auto result = at::empty({shape_.outputs, shape_.inputs}, bias_.options());
+  auto result = at::empty({shape_.outputs, shape_.inputs}, bias_.options());
   unpack_weight(shape_, packed_.const_data_ptr(), result.mutable_data_ptr());
   return result;
 }

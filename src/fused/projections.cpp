@@ -45,7 +45,7 @@ std::shared_ptr<const Linear> Projections::linear(const Part& part) const {
 Tensor Projections::operator()(const Tensor& x, const Part& part) const {
   const int64_t d_k = d_model_ / num_heads_;
   if (part.heads == num_heads_ && are_few(x.size(0) * x.size(1))) {
-    const auto result = at::empty({x.size(0), x.size(1), part.count, part.heads, d_k}, x.options());
+    auto result = at::empty({x.size(0), x.size(1), part.count, part.heads, d_k}, x.options());
     project(x.contiguous().const_data_ptr(), x.size(0) * x.size(1), part.first, part.count,
             result.mutable_data_ptr());
     return result;

@@ -80,12 +80,12 @@ void FusedMultiHeadAttention::State::check_stored(const Tensor& keys, const Tens
                     " (that of keys), found ", shape_text(values.sizes()));
 }
 
-void FusedMultiHeadAttention::State::check_output(const Tensor& tensor, c10::IntArrayRef sizes) const {
-  check_kind("output", tensor);
-  TORCH_CHECK_VALUE(tensor.sizes() == sizes, "output: expected shape ", shape_text(sizes), ", found ",
-                    shape_text(tensor.sizes()));
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "output: expected contiguous memory, found strides ",
-                    shape_text(tensor.strides()));
+void FusedMultiHeadAttention::State::check_output(const Tensor& result, c10::IntArrayRef sizes) const {
+  check_kind("output", result);
+  TORCH_CHECK_VALUE(result.sizes() == sizes, "output: expected shape ", shape_text(sizes), ", found ",
+                    shape_text(result.sizes()));
+  TORCH_CHECK_VALUE(result.is_contiguous(), "output: expected contiguous memory, found strides ",
+                    shape_text(result.strides()));
 }
 
 fused::Blocking FusedMultiHeadAttention::State::blocking(const Tensor& query, const Tensor& key,
@@ -95,7 +95,7 @@ fused::Blocking FusedMultiHeadAttention::State::blocking(const Tensor& query, co
 }
 
 Tensor FusedMultiHeadAttention::State::project_output(const Tensor& context) const {
-  const auto result =
+  auto result =
       output(context.flatten(2), {0, 1, 0, num_heads}).view({context.size(0), context.size(1), d_model});
   // Whoever keeps the result need not keep the padding too.
   const bool padded = result.storage().nbytes() > result.nbytes();
@@ -103,7 +103,7 @@ Tensor FusedMultiHeadAttention::State::project_output(const Tensor& context) con
 }
 
 Tensor FusedMultiHeadAttention::State::attend_few(const Tensor& x, const fused::Blocking& blocking) const {
-  const auto result = at::empty(x.sizes(), x.options().memory_format(torch::MemoryFormat::Contiguous));
+  auto result = at::empty(x.sizes(), x.options().memory_format(torch::MemoryFormat::Contiguous));
   const int64_t rows = x.size(0) * x.size(1);
   if (rows == 0) {
     return result;

@@ -62,7 +62,7 @@ struct FusedMultiHeadAttention::State {
   void check_stored(const torch::Tensor& keys, const torch::Tensor& values, int64_t dimensions) const;
 
   /// Errors of a tensor that is to hold a call's result.
-  void check_output(const torch::Tensor& output, c10::IntArrayRef sizes) const;
+  void check_output(const torch::Tensor& result, c10::IntArrayRef sizes) const;
 
   fused::Blocking blocking(const torch::Tensor& query, const torch::Tensor& key,
                            const Masking& masking) const;

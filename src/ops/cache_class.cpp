@@ -43,8 +43,8 @@ State to_state(const CachePtr& self) {
 }
 
 CachePtr from_state(const State& state) {
-  const auto& [fused, capacity, keys, values] = state;
   return translated([&] {
+    const auto& [fused, capacity, keys, values] = state;
     TORCH_CHECK_VALUE(keys.size() == values.size(), "values: expected ", keys.size(),
                       " (as many as keys), found ", values.size());
     auto made = c10::make_intrusive<Cache>(fused, static_cast<int64_t>(keys.size()), capacity);

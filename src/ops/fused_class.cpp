@@ -110,8 +110,8 @@ Mask memory_mask(const MemoryPtr& self) {
 }
 
 MemoryPtr restore_memory(const MemoryState& state) {
-  const auto& [fused, keys, values, mask] = state;
   return translated([&] {
+    const auto& [fused, keys, values, mask] = state;
     return c10::make_intrusive<Memory>(fused->attention.restore_memory(keys, values, mask.value_or(Tensor())),
                                        fused);
   });
