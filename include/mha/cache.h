@@ -24,11 +24,12 @@ namespace mha {
 /// Causal self-attention over what came before, for a batch of sequences that grow.
 ///
 /// What `prefill` and `step` return are the rows that `attention(sequence, CausalAlignment::top_left)` gives for these
-/// positions, within the engine's accuracy; bits may differ, for a few rows are computed in another order than many.
+/// positions, within the engine's accuracy; bits may differ, for a few rows are computed in another order than many. Only
+/// scores below -1e9, the mask's fill, would tell: later positions, which the forward blocks, do not exist yet in a step.
 /// One cache is for one thread at a time; many caches may share an engine.
 ///
 /// A step of float32 or bfloat16 on CPU reads the weights and the keys and values of each item once. For up to 64 items,
-/// `step_into` with a contiguous x allocates nothing after a thread's first step.
+/// `step_into` with a contiguous x allocates nothing, but in the first step of a thread or of one of LibTorch's workers.
 class MHA_EXPORT KeyValueCache {
  public:
   /// Room for `capacity` positions of each of `batch` items, 2 x B x D x capacity elements in the engine's dtype, on its

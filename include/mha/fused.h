@@ -56,13 +56,14 @@ class MHA_EXPORT ProjectedMemory {
   /// Errors: those of `FusedMultiHeadAttention`; another batch.
   torch::Tensor attend(const torch::Tensor& query) const;
 
-  /// The same into memory at hand: output (B, L, D), contiguous, of the engine's dtype and device. Allocates nothing for
-  /// up to 64 contiguous rows of float32 or bfloat16 on CPU, but in a thread's first call.
+  /// The same into memory at hand: output (B, L, D), contiguous, of the engine's dtype and device. For up to 64
+  /// contiguous rows of float32 or bfloat16 on CPU it allocates nothing, but in the first call of a thread or worker.
   void attend_into(const torch::Tensor& query, const torch::Tensor& output) const;
 
+  /// Copies of what it holds.
   torch::Tensor keys() const;    ///< (B, H, S, d_k)
   torch::Tensor values() const;  ///< (B, H, S, d_k)
-  torch::Tensor mask() const;    ///< a copy of what was given; undefined: none
+  torch::Tensor mask() const;    ///< as given; undefined: none
 
  private:
   friend class FusedMultiHeadAttention;
@@ -83,7 +84,7 @@ class MHA_EXPORT ProjectedMemory {
 /// would give. In float32 and bfloat16 values beyond the dtype's largest number divided by S may overflow; bfloat16's
 /// denormal numbers may count as 0.
 ///
-/// **Accuracy**: the error against float64 is at most twice that of PyTorch's module and eight roundings; oneDNN's
+/// **Accuracy**: the error against float64 is at most twice that of PyTorch's module and eight roundings; the
 /// products are up to twice less exact than `at::linear`, which very peaked attention can amplify beyond that. Bits differ
 /// from the module's. Those of the attention itself do not depend on the number of threads, nor on what else is in the
 /// batch, only on whether there are few query rows (16) or more; those of the projections may.

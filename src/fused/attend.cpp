@@ -148,6 +148,9 @@ bool has_core(torch::ScalarType dtype, torch::Device device) {
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const Blocking& blocking,
             const Tensor& output) {
+  if (output.numel() == 0) {
+    return;
+  }
   if (key.size(1) == 0) {
     output.zero_();  // the sum over nothing
   } else if (has_core(query.scalar_type(), query.device())) {

@@ -22,6 +22,8 @@ namespace mha::fused::HWY_NAMESPACE {
 constexpr std::int64_t kStripRows = 6;
 constexpr std::int64_t kQueryBlock = 64;
 constexpr std::int64_t kKeyBlock = 512;
+// Words of a product that are added up before they are added to what is there: long sums would drift.
+constexpr std::int64_t kProductWords = 128;
 #if HWY_ARCH_ARM || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
 constexpr int kPanelVectors = 4;          // 32 registers
 constexpr std::int64_t kInPlaceRows = 6;  // of a strip, where keys are not packed

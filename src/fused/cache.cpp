@@ -235,6 +235,7 @@ void KeyValueCache::step_into(const Tensor& x, const Tensor& output) {
   state_->engine.check_output(output, x.sizes());
   const fused::PlainDispatch plain;
   state_->append(x, {}, output);
+  FusedMultiHeadAttention::State::mark_changed(output);
 }
 
 void KeyValueCache::check_step(const Tensor& x) const {

@@ -210,7 +210,9 @@ struct PairedBFloat16 : WidenedBFloat16 {
   static constexpr bool kSumOntoOutput = true;  // faster; what drifts is far below what rounds
 
   static HWY_INLINE void ToWords(const Bits* from, std::int64_t count, float* HWY_RESTRICT to) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(Bits));
+    if (count > 0) {  // there may be no memory
+      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(Bits));
+    }
     if (count % 2 != 0) {
       std::memset(reinterpret_cast<Bits*>(to) + count, 0, sizeof(Bits));
     }

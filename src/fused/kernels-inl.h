@@ -52,29 +52,35 @@ HWY_INLINE void ScorePanel(const float* HWY_RESTRICT query, std::int64_t stride,
                            const float* HWY_RESTRICT panel, std::int64_t words, float* HWY_RESTRICT scores) {
   const D d;
   const std::int64_t lanes = Lanes();
-  V sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = hn::Zero(d);
-    }
-  }
-  for (std::int64_t word = 0; word < words; ++word, panel += Panel()) {
-    V keys[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      keys[v] = hn::Load(d, panel + v * lanes);
-    }
+  std::int64_t word = 0;
+  do {
+    const bool is_first = word == 0;
+    const std::int64_t end = std::min(words, word + kProductWords);
+    V sums[kRows][kVectors];
     for (int r = 0; r < kRows; ++r) {
-      const V q = hn::Set(d, query[r * stride + word]);
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = F::MulAdd(q, keys[v], sums[r][v]);
+        sums[r][v] = hn::Zero(d);
       }
     }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      hn::Store(sums[r][v], d, scores + r * kKeyBlock + v * lanes);
+    for (; word < end; ++word, panel += Panel()) {
+      V keys[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        keys[v] = hn::Load(d, panel + v * lanes);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const V q = hn::Set(d, query[r * stride + word]);
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = F::MulAdd(q, keys[v], sums[r][v]);
+        }
+      }
     }
-  }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        float* const to = scores + r * kKeyBlock + v * lanes;
+        hn::Store(is_first ? sums[r][v] : hn::Add(hn::Load(d, to), sums[r][v]), d, to);
+      }
+    }
+  } while (word < words);
 }
 
 /// to[i] = the sum of the lanes of sums[i], in the same order for each.

@@ -30,13 +30,13 @@ struct ProjectedMemory::State {
 ProjectedMemory::ProjectedMemory(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
 Tensor ProjectedMemory::keys() const {
-  return state_->keys;
+  return state_->keys.clone();
 }
 Tensor ProjectedMemory::values() const {
-  return state_->values;
+  return state_->values.clone();
 }
 Tensor ProjectedMemory::mask() const {
-  return state_->mask;
+  return state_->mask.defined() ? state_->mask.clone() : state_->mask;
 }
 
 ProjectedMemory FusedMultiHeadAttention::project_memory(const Tensor& memory, const Tensor& mask) const {
@@ -94,6 +94,7 @@ void ProjectedMemory::attend_into(const Tensor& query, const Tensor& output) con
   state_->engine->check_output(output, query.sizes());
   const fused::PlainDispatch plain;
   state_->attend(query, output);
+  FusedMultiHeadAttention::State::mark_changed(output);
 }
 
 void ProjectedMemory::State::check(const Tensor& query) const {

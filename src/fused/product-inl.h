@@ -22,9 +22,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace mha::fused::HWY_NAMESPACE {
 
-/// Words of a sum that are added up before they are added to what is there: long sums would drift.
-constexpr std::int64_t kProductWords = 256;
-
 /// Words of a panel: its rows side by side, for each word of the inputs, whose number is rounded up to 4.
 template <class F>
 HWY_INLINE std::int64_t PanelWords(std::int64_t inputs) {
@@ -64,7 +61,7 @@ class Product {
 
   /// Words of scratch memory.
   static std::int64_t Scratch(const ProductArguments& a) {
-    return a.rows * QueryStride<F>(a.shape.inputs) + 2 * kStripRows * kKeyBlock;
+    return a.rows * QueryStride<F>(a.shape.inputs) + kStripRows * kKeyBlock;
   }
 
   Product(const ProductArguments& a, float* scratch)
@@ -72,8 +69,7 @@ class Product {
         words_(Words<F>(a.shape.inputs)),
         stride_(QueryStride<F>(a.shape.inputs)),
         sums_(scratch),
-        part_(scratch + kStripRows * kKeyBlock),
-        x_(scratch + 2 * kStripRows * kKeyBlock) {
+        x_(scratch + kStripRows * kKeyBlock) {
     for (std::int64_t row = 0; row < a.rows; ++row) {
       F::ToWords(static_cast<const Element*>(a.x) + row * a.shape.inputs, a.shape.inputs, x_ + row * stride_);
     }
@@ -110,7 +106,6 @@ class Product {
 
   template <int kRows>
   HWY_NOINLINE void Strip(std::int64_t panel, std::int64_t row) const {
-    const D d;
     const std::int64_t begin = std::max(a_.first, panel * Panel());
     const std::int64_t end = std::min(a_.first + a_.count, (panel + 1) * Panel());
     const std::int64_t vectors = (end - panel * Panel() + Lanes() - 1) / Lanes();
@@ -118,16 +113,7 @@ class Product {
         static_cast<const float*>(a_.packed) + panel * PanelWords<F>(a_.shape.inputs);
     WithVectors(vectors, [&](auto count) HWY_ATTR {
       constexpr int kVectors = decltype(count)::value;
-      for (std::int64_t word = 0; word < words_; word += kProductWords) {
-        ScorePanel<F, kRows, kVectors>(x_ + row * stride_ + word, stride_, weights + word * Panel(),
-                                       std::min(kProductWords, words_ - word), word == 0 ? sums_ : part_);
-        for (int r = 0; r < kRows && word != 0; ++r) {
-          for (int v = 0; v < kVectors; ++v) {
-            float* const sum = sums_ + r * kKeyBlock + v * Lanes();
-            hn::Store(hn::Add(hn::Load(d, sum), hn::Load(d, part_ + r * kKeyBlock + v * Lanes())), d, sum);
-          }
-        }
-      }
+      ScorePanel<F, kRows, kVectors>(x_ + row * stride_, stride_, weights, words_, sums_);
     });
     for (int r = 0; r < kRows; ++r) {
       float* const sums = sums_ + r * kKeyBlock + (begin - panel * Panel());
@@ -140,7 +126,6 @@ class Product {
   std::int64_t words_;
   std::int64_t stride_;
   float* HWY_RESTRICT sums_;  // [kStripRows][kKeyBlock]
-  float* HWY_RESTRICT part_;  // the same
   float* HWY_RESTRICT x_;     // [rows][stride_]
 };
 

@@ -1,6 +1,7 @@
 #include "fused/state.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <array>
@@ -21,10 +22,11 @@ using torch::Tensor;
 namespace fused {
 
 void check_plain(const char* name, const Tensor& tensor) {
+  attention::check_defined(name, tensor);
   const bool dense = tensor.layout() == torch::kStrided && !tensor.is_nested() && tensor.has_storage();
-  TORCH_CHECK_VALUE(dense && !tensor._is_zerotensor(), name,
+  TORCH_CHECK_VALUE(dense && !tensor._is_zerotensor() && !tensor.is_neg() && !tensor.is_conj(), name,
                     ": expected a dense tensor with memory of its own, found one that is nested, of layout ",
-                    tensor.layout(), " or without memory");
+                    tensor.layout(), ", a lazy negative or without memory");
   const bool recorded = at::GradMode::is_enabled() && tensor.requires_grad();
   TORCH_CHECK_VALUE(
       !recorded && !tensor._fw_grad(/*level=*/0).defined(), name,
@@ -56,12 +58,11 @@ void FusedMultiHeadAttention::State::check(const Tensor& query, const Tensor& ke
 
 void FusedMultiHeadAttention::State::check_input(const char* name, const Tensor& input) const {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  attention::check_input({d_model, num_heads, output.bias()}, name, input);
   fused::check_plain(name, input);
+  attention::check_input({d_model, num_heads, output.bias()}, name, input);
 }
 
 void FusedMultiHeadAttention::State::check_kind(const char* name, const Tensor& tensor) const {
-  attention::check_defined(name, tensor);
   fused::check_plain(name, tensor);
   TORCH_CHECK_VALUE(tensor.scalar_type() == dtype(), name, ": expected dtype ", dtype_text(dtype()),
                     ", found ", dtype_text(tensor.scalar_type()));
@@ -86,6 +87,12 @@ void FusedMultiHeadAttention::State::check_output(const Tensor& result, c10::Int
                     shape_text(result.sizes()));
   TORCH_CHECK_VALUE(result.is_contiguous(), "output: expected contiguous memory, found strides ",
                     shape_text(result.strides()));
+  TORCH_CHECK_VALUE(!result.is_inference() || c10::InferenceMode::is_enabled(),
+                    "output: expected a tensor that may be changed here, found one of inference mode");
+}
+
+void FusedMultiHeadAttention::State::mark_changed(const Tensor& tensor) {
+  tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 fused::Blocking FusedMultiHeadAttention::State::blocking(const Tensor& query, const Tensor& key,

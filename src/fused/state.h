@@ -64,6 +64,9 @@ struct FusedMultiHeadAttention::State {
   /// Errors of a tensor that is to hold a call's result.
   void check_output(const torch::Tensor& result, c10::IntArrayRef sizes) const;
 
+  /// Tells autograd that a tensor that it may need has other values now.
+  static void mark_changed(const torch::Tensor& tensor);
+
   fused::Blocking blocking(const torch::Tensor& query, const torch::Tensor& key,
                            const Masking& masking) const;
 

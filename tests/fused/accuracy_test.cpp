@@ -48,3 +48,19 @@ TEST_CASE("outputs of any number of rows hold no more memory than they need", "[
     CHECK(trio.problem_of(y, x, x, x) == "");
   }
 }
+
+TEST_CASE("wide heads are as exact as narrow ones", "[fused]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    torch::manual_seed(seed);
+    for (const int64_t d_k : {512, 1024, 2048}) {
+      for (const auto& [query_len, key_len] :
+           {std::pair<int64_t, int64_t>{1, 200}, {17, 20}, {70, 20}, {70, 200}}) {
+        const auto heads = mha::testing::random_heads(
+            {.batch = 1, .num_heads = 2, .query_len = query_len, .key_len = key_len, .d_k = d_k}, dtype);
+        CAPTURE(dtype, seed, d_k, query_len, key_len);
+        CHECK(mha::testing::attend_problem(heads) == "");
+      }
+    }
+  }
+}

@@ -166,6 +166,7 @@ TEST_CASE("step_into writes what step gives", "[fused]") {
     const auto x = trio.random(3, 1);
     const auto output = torch::full_like(x, std::nan(""));
     other.step_into(x, output);
+    CHECK(output._version() == 1);  // what autograd must know
     CHECK(bit_equal(one.step(x), output));
   }
   // Its own input may be overwritten.
@@ -298,6 +299,8 @@ TEST_CASE("what a cache refuses leaves it as it was", "[fused]") {
         "x: expected batch 2 (that of the cache), found shape (3, 1, 24)");
   CHECK(error([&] { cache.prefill(trio.random(2, 1).to(torch::kDouble)); }) ==
         "x: expected dtype float32 (that of the parameters), found float64");
+  CHECK(
+      error([&] { cache.step(at::_neg_view(trio.random(2, 1))); }).starts_with("x: expected a dense tensor"));
   CHECK(error([&] { cache.step(Tensor()); }) == "x: expected a tensor, found an undefined one");
   CHECK(error([&] {
           cache.step(torch::randn({2, 0, 24}));

@@ -5,6 +5,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
+#include <optional>
+#include <thread>
 
 #include "fused/fused_testing.h"
 #include "fused/packed_weight.h"
@@ -179,4 +181,38 @@ TEST_CASE("what few rows give is the caller's", "[fused]") {
   CHECK(bit_equal(first, copy));
   CHECK(first.storage().nbytes() == first.nbytes());
   CHECK(first.is_contiguous());
+}
+
+namespace {
+
+/// Calls an engine when its thread ends.
+struct LateCall {
+  std::optional<mha::FusedMultiHeadAttention> engine;
+  Tensor x;
+  Tensor* result = nullptr;
+
+  ~LateCall() {
+    if (engine) {
+      *result = (*engine)(x);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an engine may be called by what is destroyed last", "[fused]") {
+  torch::manual_seed(8);
+  const Trio trio(512, 8);
+  const auto x = trio.random(2, 3);
+  const auto expected = trio.fused(x);
+  Tensor result;
+  std::thread([&] {
+    thread_local LateCall late;  // made before the thread's first call, so destroyed after what that leaves
+    late.engine = trio.fused;
+    late.x = x;
+    late.result = &result;
+    trio.fused(x);
+  }).join();
+  REQUIRE(result.defined());
+  CHECK(bit_equal(result, expected));
 }

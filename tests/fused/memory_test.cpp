@@ -67,6 +67,41 @@ TEST_CASE("a projected memory holds keys and values, and is a copy", "[fused]") 
   CHECK_FALSE(trio.fused.project_memory(memory).mask().defined());
 }
 
+TEST_CASE("what a memory gives away is not what it holds", "[fused]") {
+  torch::manual_seed(7);
+  const Trio trio(24, 3);
+  const auto projected = trio.fused.project_memory(trio.random(2, 5), torch::ones({5}));
+  const auto query = trio.random(2, 1);
+  const auto before = projected.attend(query);
+  projected.keys().zero_();
+  projected.values().zero_();
+  projected.mask().zero_();
+  CHECK(bit_equal(projected.attend(query), before));
+}
+
+TEST_CASE("autograd learns that an output was changed", "[fused]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kDouble);
+  torch::manual_seed(8);
+  const Trio trio(24, 3, dtype);
+  const auto projected = trio.fused.project_memory(trio.random(1, 5));
+  const auto length = GENERATE(1, 70);  // few rows and many
+  const auto output = torch::zeros({1, length, 24}, dtype);
+  const auto weight = torch::ones({24}, torch::TensorOptions(dtype).requires_grad(true));
+  const auto sum = (output * weight).sum();
+  projected.attend_into(trio.random(1, length), output);
+  CHECK(output._version() == 1);
+  CHECK(error_of<c10::Error>([&] { sum.backward(); }).find("modified by an inplace operation") !=
+        std::string::npos);
+  Tensor inference;
+  {
+    const c10::InferenceMode mode;
+    inference = torch::zeros({1, length, 24}, dtype);
+    projected.attend_into(trio.random(1, length), inference);
+  }
+  CHECK(error_of<c10::ValueError>([&] { projected.attend_into(trio.random(1, length), inference); }) ==
+        "output: expected a tensor that may be changed here, found one of inference mode");
+}
+
 TEST_CASE("beams share a memory as more query rows", "[fused]") {
   torch::manual_seed(3);
   const Trio trio(24, 3);
@@ -122,6 +157,9 @@ TEST_CASE("what is wrong with a memory or its query is said", "[fused]") {
     return error_of<c10::ValueError>([&] { trio.fused.project_memory(x, mask); });
   };
   CHECK(project(Tensor()) == "memory: expected a tensor, found an undefined one");
+  CHECK(project(at::_neg_view(memory)).starts_with("memory: expected a dense tensor with memory of its own"));
+  const auto ragged = at::_nested_tensor_from_tensor_list({torch::randn({1, 24}), torch::randn({2, 24})});
+  CHECK(project(ragged).starts_with("memory: expected a dense tensor with memory of its own"));
   CHECK(project(memory[0]) ==
         "memory: expected 3 dimensions (batch, length, d_model = 24), found shape (5, 24)");
   CHECK(project(memory.to(torch::kDouble)) ==
