@@ -218,7 +218,9 @@ class Cross(torch.nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_of_a_memory(fused, randn, strict):
     module = Cross(fused.project_memory(randn(B, S, D), torch.arange(S) % 2 == 0))
-    program = torch.export.export(module, (randn(B, L, D),), dynamic_shapes=({1: Dim("length")},), strict=strict)
+    program = torch.export.export(
+        module, (randn(B, L, D),), dynamic_shapes=({1: Dim("length")},), strict=strict
+    )
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)

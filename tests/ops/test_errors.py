@@ -50,7 +50,10 @@ HEADS = [
     (lambda call, q: call(q, q, q[..., :4]), "value: expected batch, num_heads and d_k of query"),
     (lambda call, q: call(q, q, q[:, :, :5]), "value: expected length 7 .key_len., found shape"),
     (lambda call, q: call(q, q.double(), q), "key: expected dtype float32 .* found float64"),
-    (lambda call, q: call(q.long(), q, q), "query: expected a floating point dtype, found int64"),
+    (
+        lambda call, q: call(q.long(), q, q),
+        "query: expected dtype float32, bfloat16, float64 or float16, found int64",
+    ),
     (lambda call, q: call(q, q, q, q.new_ones(5)), "mask: expected a shape that broadcasts"),
     (lambda call, q: call(q.half(), q.half(), q.half(), q.new_ones(7)), "mask: expected none with float16"),
 ]

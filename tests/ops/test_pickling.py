@@ -121,7 +121,10 @@ def from_state(name, state):
         (lambda fused, size, keys, values: (fused, size, [], []), "batch: expected at least 1, found 0"),
         (lambda fused, size, keys, values: (fused, size, keys, values[:1]), "values: expected 2 .* found 1"),
         (lambda fused, size, keys, values: (fused, size, [k[:1] for k in keys], values), "keys: expected"),
-        (lambda fused, size, keys, values: (fused, size, keys, [v.double() for v in values]), "found float64"),
+        (
+            lambda fused, size, keys, values: (fused, size, keys, [v.double() for v in values]),
+            "found float64",
+        ),
         (lambda fused, size, keys, values: (None, size, keys, values), "missing attribute capsule"),
         (lambda fused, size, keys, values: (size, fused, keys, values), "cast"),
     ],
