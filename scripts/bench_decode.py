@@ -30,7 +30,7 @@ computes is compared with the lesson in float64 before its time counts.
 
 _EPILOG = """\
 examples:
-  Everything. With --quick it takes a minute or two on two idle cores, without it about five.
+  Everything. With --quick it takes a minute or two on two idle cores, without it four or five.
     %(prog)s --json decode.json --markdown decode.md
 
   Steps with a cache alone, on one thread, in float32.

@@ -26,7 +26,8 @@ namespace mha {
 /// What `prefill` and `step` return are the rows that `attention(sequence, CausalAlignment::top_left)` gives for these
 /// positions, within the engine's accuracy; bits may differ, for a few rows are computed in another order than many. Only
 /// scores below -1e9, the mask's fill, would tell: later positions, which the forward blocks, do not exist yet in a step.
-/// One cache is for one thread at a time; many caches may share an engine.
+/// One cache is for one thread at a time; many caches may share an engine. A moved-from cache can be assigned to or
+/// destroyed, nothing else.
 ///
 /// A step of float32 or bfloat16 on CPU reads the weights and the keys and values of each item once. For up to 64 items,
 /// `step_into` with a contiguous x allocates nothing, but in the first step of a thread or of one of LibTorch's workers.
@@ -45,7 +46,7 @@ class MHA_EXPORT KeyValueCache {
 
   /// Adds positions: x (B, L, D) -> (B, L, D). Each sees itself and what came before in its own item. Of item b the first
   /// `lengths[b]` of the L count, the rest is padding whose output is 0; without lengths all count. A prompt may come in
-  /// pieces.
+  /// pieces; with lengths of 0 and 1, some items make a step and others stand still.
   ///
   /// Errors: those of `FusedMultiHeadAttention`; another batch; lengths outside [0, L] or not one for each item; an item
   /// that would exceed the capacity.
@@ -67,7 +68,8 @@ class MHA_EXPORT KeyValueCache {
   /// Item `to` becomes a copy of item `from`.
   void copy(int64_t from, int64_t to);
 
-  /// Item b becomes what item `sources[b]` was, for all b at once. Only items that occur more than once are copied.
+  /// Item b becomes what item `sources[b]` was, for all b at once, as beams do. Only items that occur more than once are
+  /// copied.
   void reorder(c10::ArrayRef<int64_t> sources);
 
   /// How many positions each item has.

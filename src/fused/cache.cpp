@@ -239,9 +239,10 @@ void KeyValueCache::step_into(const Tensor& x, const Tensor& output) {
 }
 
 void KeyValueCache::check_step(const Tensor& x) const {
-  state_->check(x, {});
+  state_->engine.check_input("x", x);
   TORCH_CHECK_VALUE(x.size(1) == 1, "x: expected length 1 (one position), found shape ",
                     shape_text(x.sizes()));
+  state_->check(x, {});
 }
 
 void KeyValueCache::reset() {

@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
     char* end = nullptr;
     const int64_t steps = argc > 1 ? std::strtol(argv[1], &end, 10) : 400;
     if (argc > 2 || steps < 0 || (end != nullptr && (*end != '\0' || end == argv[1]))) {
-      std::cerr << "usage: greedy_decoding [STEPS]\n";
+      std::cerr << "greedy_decoding: expected at most one number, the steps of training, such as 400\n";
       return 2;
     }
     return run(steps);

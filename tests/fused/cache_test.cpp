@@ -194,6 +194,27 @@ TEST_CASE("a row of a batch is computed as it is alone", "[fused]") {
   }
 }
 
+TEST_CASE("beams and items that stand still", "[fused]") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  torch::manual_seed(19);
+  const Trio trio(48, 4, dtype);
+  const auto prompt = trio.random(1, 6);
+  KeyValueCache repeated(trio.fused, 3, 10);
+  repeated.prefill(prompt.expand({3, 6, 48}));
+  KeyValueCache spread(trio.fused, 3, 10);
+  spread.prefill(prompt.expand({3, 6, 48}), {6, 0, 0});
+  spread.copy(0, 1);
+  spread.copy(0, 2);
+  const auto x = trio.random(3, 1);
+  const auto expected = repeated.step(x);
+  CHECK(bit_equal(spread.prefill(x, {0, 0, 1})[2], expected[2]));
+  CHECK(bit_equal(spread.prefill(x, {1, 1, 0}).narrow(0, 0, 2), expected.narrow(0, 0, 2)));
+  CHECK(spread.lengths() == repeated.lengths());
+  spread.reorder({2, 2, 0});
+  repeated.reorder({2, 2, 0});
+  CHECK(bit_equal(spread.step(x), repeated.step(x)));
+}
+
 TEST_CASE("copies go their own way", "[fused]") {
   torch::manual_seed(14);
   const Trio trio(24, 3);
