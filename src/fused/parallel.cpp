@@ -33,7 +33,8 @@ void attend(const CoreArguments& arguments) {
   const int64_t task_bytes = 2 * arguments.key_len * arguments.d_k * itemsize(arguments.element);
   at::parallel_for(0, core_tasks(arguments), grain(task_bytes, rows), [&](int64_t begin, int64_t end) {
     if (keeps_scratch) {
-      run_core(arguments, begin, end, thread_buffer(BufferUse::task, scratch_bytes));
+      const ThreadBuffer scratch(BufferUse::task, scratch_bytes);
+      run_core(arguments, begin, end, scratch.data());
     } else {
       const auto scratch = at::detail::empty_cpu({static_cast<int64_t>(scratch_bytes)}, torch::kByte);
       run_core(arguments, begin, end, scratch.mutable_data_ptr());
@@ -47,7 +48,8 @@ void multiply(const ProductArguments& arguments) {
   const int64_t task_bytes = arguments.count * arguments.shape.inputs * itemsize(arguments.shape.element) /
                              std::max<int64_t>(1, tasks);
   at::parallel_for(0, tasks, grain(task_bytes, arguments.rows), [&](int64_t begin, int64_t end) {
-    run_product(arguments, begin, end, thread_buffer(BufferUse::task, scratch_bytes));
+    const ThreadBuffer scratch(BufferUse::task, scratch_bytes);
+    run_product(arguments, begin, end, scratch.data());
   });
 }
 

@@ -11,7 +11,6 @@
 
 #include "attention/checks.h"
 #include "fused/parallel.h"
-#include "fused/thread_buffer.h"
 #include "support/dtype_text.h"
 #include "support/shape_text.h"
 
@@ -135,10 +134,7 @@ fused::CallBuffer FusedMultiHeadAttention::State::call_buffer(int64_t rows, int6
   const auto of_rows = [&](int64_t count) {
     return (static_cast<size_t>(rows * count) * layer_bytes() + line - 1) / line * line;
   };
-  const size_t projected = of_rows(layers);
-  auto* const memory =
-      static_cast<std::byte*>(fused::thread_buffer(fused::BufferUse::call, projected + of_rows(1)));
-  return {memory, memory + projected};
+  return {of_rows(layers), of_rows(1)};
 }
 
 fused::CoreArguments FusedMultiHeadAttention::State::core_arguments(int64_t batch, int64_t query_len,

@@ -10,6 +10,7 @@
 #include "fused/attend.h"
 #include "fused/core.h"
 #include "fused/projections.h"
+#include "fused/thread_buffer.h"
 #include "mha/fused.h"
 #include "mha/state_dict.h"
 
@@ -26,8 +27,14 @@ struct PlainDispatch {
 /// Errors for tensors that are not plain memory, and for those whose derivatives would be lost.
 void check_plain(const char* name, const torch::Tensor& tensor);
 
-/// What a call of few rows works on. In memory of this thread, until its next call.
+/// What a call of few rows works on, in memory of this thread.
 struct CallBuffer {
+  CallBuffer(size_t projected_bytes, size_t context_bytes)
+      : memory(BufferUse::call, projected_bytes + context_bytes),
+        projected(memory.data()),
+        context(projected + projected_bytes) {}
+
+  ThreadBuffer memory;
   std::byte* projected;  ///< rows x `layers` x D
   std::byte* context;    ///< rows x D
 };

@@ -9,7 +9,7 @@ namespace {
 constexpr std::align_val_t alignment{64};
 
 struct Buffer {
-  void* memory;
+  std::byte* memory;
   std::size_t bytes;
 
   void free() {
@@ -18,28 +18,43 @@ struct Buffer {
   }
 };
 
-// Without a destructor, it outlives the thread's other objects, whose destructors may call for it.
+// Without destructors, these outlive the thread's other objects, whose destructors may call for buffers.
 thread_local std::array<Buffer, 2> buffers{};
+thread_local bool is_ending = false;
 
 struct Release {
   ~Release() {
+    is_ending = true;
     for (auto& buffer : buffers) {
       buffer.free();
     }
   }
 };
 
+Buffer& buffer_of(BufferUse use) {
+  return buffers.at(static_cast<std::size_t>(use));
+}
+
 }  // namespace
 
-void* thread_buffer(BufferUse use, std::size_t bytes) {
+ThreadBuffer::ThreadBuffer(BufferUse use, std::size_t bytes) : use_(use) {
   thread_local const Release at_exit;
-  auto& buffer = buffers.at(static_cast<std::size_t>(use));
+  auto& buffer = buffer_of(use);
   if (buffer.bytes < bytes) {
     buffer.free();  // before there are two
-    buffer.memory = ::operator new(bytes, alignment);
+    buffer.memory = static_cast<std::byte*>(::operator new(bytes, alignment));
     buffer.bytes = bytes;
   }
-  return buffer.memory;
+}
+
+ThreadBuffer::~ThreadBuffer() {
+  if (is_ending) {
+    buffer_of(use_).free();
+  }
+}
+
+std::byte* ThreadBuffer::data() const {
+  return buffer_of(use_).memory;
 }
 
 }  // namespace mha::fused
