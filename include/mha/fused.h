@@ -60,6 +60,8 @@ class MHA_EXPORT ProjectedMemory {
   /// contiguous rows of float32 or bfloat16 on CPU it allocates nothing, but in the first call of a thread or worker.
   void attend_into(const torch::Tensor& query, const torch::Tensor& output) const;
 
+  int64_t batch() const;  ///< B
+
   /// Copies of what it holds.
   torch::Tensor keys() const;    ///< (B, H, S, d_k)
   torch::Tensor values() const;  ///< (B, H, S, d_k)

@@ -33,10 +33,15 @@ struct KeyValueCache::State {
   int64_t batch() const { return static_cast<int64_t>(lengths.size()); }
 
   int64_t index(const char* name, int64_t item) const;
+  /// Errors of an input that is one of the engine's.
   void check(const Tensor& x, c10::ArrayRef<int64_t> counts) const;
   /// Adds counts[b] positions to item b, or all of them; into `output` where that is defined.
   Tensor append(const Tensor& x, c10::ArrayRef<int64_t> counts, Tensor output);
   void copy(int64_t from_place, int64_t to_place, int64_t length) const;
+  /// What `memory` holds at a place: (H, length, d_k).
+  static Tensor rows(const Tensor& memory, int64_t place, int64_t length) {
+    return memory.select(0, place).narrow(1, 0, length);
+  }
 
  private:
   /// By our kernels. `projected` is (B, L, 3, H, d_k).
@@ -72,7 +77,6 @@ int64_t KeyValueCache::State::index(const char* name, int64_t item) const {
 }
 
 void KeyValueCache::State::check(const Tensor& x, c10::ArrayRef<int64_t> counts) const {
-  engine.check_input("x", x);
   TORCH_CHECK_VALUE(x.size(0) == batch(), "x: expected batch ", batch(), " (that of the cache), found shape ",
                     shape_text(x.sizes()));
   TORCH_CHECK_VALUE(counts.empty() || counts.size() == lengths.size(), "lengths: expected ", batch(),
@@ -191,9 +195,7 @@ void KeyValueCache::State::append_aten(const Tensor& projected, const Tensor& co
 
 void KeyValueCache::State::copy(int64_t from_place, int64_t to_place, int64_t length) const {
   for (const auto* memory : {&keys, &values}) {
-    memory->select(0, to_place)
-        .narrow(1, 0, length)
-        .copy_(memory->select(0, from_place).narrow(1, 0, length));
+    rows(*memory, to_place, length).copy_(rows(*memory, from_place, length));
   }
 }
 
@@ -219,6 +221,7 @@ KeyValueCache& KeyValueCache::operator=(KeyValueCache&&) noexcept = default;
 KeyValueCache::~KeyValueCache() = default;
 
 Tensor KeyValueCache::prefill(const Tensor& x, c10::ArrayRef<int64_t> lengths) {
+  state_->engine.check_input("x", x);
   state_->check(x, lengths);
   const fused::PlainDispatch plain;
   return state_->append(x, lengths, Tensor());
@@ -278,8 +281,8 @@ void KeyValueCache::assign(int64_t item, const Tensor& keys, const Tensor& value
   TORCH_CHECK_VALUE(length <= capacity(), "keys: expected a length of at most ", capacity(),
                     " (the capacity), found shape ", shape_text(keys.sizes()));
   const fused::PlainDispatch plain;
-  state_->keys.select(0, state_->places[index]).narrow(1, 0, length).copy_(keys);
-  state_->values.select(0, state_->places[index]).narrow(1, 0, length).copy_(values);
+  State::rows(state_->keys, state_->places[index], length).copy_(keys);
+  State::rows(state_->values, state_->places[index], length).copy_(values);
   state_->lengths[index] = length;
 }
 
@@ -333,7 +336,7 @@ Tensor KeyValueCache::values(int64_t item) const {
 
 Tensor KeyValueCache::stored_view(const Tensor& memory, int64_t item) const {
   const auto index = static_cast<size_t>(state_->index("item", item));
-  return memory.select(0, state_->places[index]).narrow(1, 0, state_->lengths[index]);
+  return State::rows(memory, state_->places[index], state_->lengths[index]);
 }
 
 const FusedMultiHeadAttention& KeyValueCache::attention() const {

@@ -9,6 +9,7 @@
 #include "attention/checks.h"
 #include "attention/parameter_names.h"
 #include "fused/attend.h"
+#include "fused/check_dtype.h"
 #include "fused/projections.h"
 #include "fused/state.h"
 #include "support/dtype_text.h"
@@ -75,12 +76,6 @@ Plan plan(const std::vector<Source>& sources, int64_t batch, int64_t num_heads, 
   return {1, heads};
 }
 
-void check_dtype(const char* name, torch::ScalarType dtype) {
-  TORCH_CHECK_VALUE(
-      dtype == torch::kFloat || dtype == torch::kBFloat16 || dtype == torch::kDouble || dtype == torch::kHalf,
-      name, ": expected dtype float32, bfloat16, float64 or float16, found ", dtype_text(dtype));
-}
-
 /// The lesson's eight tensors as copies in one dtype.
 StateDict copied_weights(const StateDict& weights, int64_t num_heads,
                          std::optional<torch::ScalarType> dtype) {
@@ -104,7 +99,7 @@ StateDict copied_weights(const StateDict& weights, int64_t num_heads,
   const int64_t d_model = first.size(0);
   attention::check_options(MultiHeadAttentionOptions(d_model, num_heads));
   const auto wanted = dtype.value_or(first.scalar_type());
-  check_dtype("W_q.weight", wanted);
+  fused::check_dtype("W_q.weight", wanted);
   StateDict copies;
   for (const auto expected_name : parameter_names) {
     const std::string name(expected_name);
@@ -246,7 +241,7 @@ Tensor fused_scaled_dot_product_attention(const Tensor& query, const Tensor& key
   const std::pair<const char*, const Tensor&> tensors[] = {{"query", query}, {"key", key}, {"value", value}};
   for (const auto& [name, tensor] : tensors) {
     fused::check_plain(name, tensor);
-    check_dtype(name, tensor.scalar_type());
+    fused::check_dtype(name, tensor.scalar_type());
     TORCH_CHECK_VALUE(!tensor.is_meta(), name, ": expected values, found a tensor of the meta device");
     TORCH_CHECK_VALUE(tensor.dim() == 4, name,
                       ": expected 4 dimensions (batch, num_heads, length, d_k), found shape ",

@@ -86,19 +86,16 @@ class Head {
     std::fill(s_.maximum + begin, s_.maximum + until, -kInfinity);
     std::fill(s_.sum + begin, s_.sum + until, 0.0f);
     const std::int64_t most = InPlace(a_) ? kInPlaceRows : kStripRows;
-    const std::int64_t strips = (rows + most - 1) / most;
     for (std::int64_t first_key = 0; first_key < end; first_key += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, end - first_key);
-      std::int64_t row = begin;
-      for (std::int64_t strip = 0; strip < strips; ++strip) {
-        // As equal as can be: 50 rows are 5 strips of 6 and 4 of 5.
-        const std::int64_t next = begin + rows * (strip + 1) / strips;
+      ForStrips(rows, most, [&](std::int64_t first, auto count) HWY_ATTR {
+        constexpr int kRows = decltype(count)::value;
+        const std::int64_t row = begin + first;
         // Skipped where every row blocks all of these keys; not when all keys are wanted.
-        if (end == keys_.key_len || first_key < first_row + next + keys_.causal_shift) {
-          RunStrip(next - row, {first_row + row, row, first_key, keys});
+        if (end == keys_.key_len || first_key < first_row + row + kRows + keys_.causal_shift) {
+          Strip<kRows>({first_row + row, row, first_key, keys});
         }
-        row = next;
-      }
+      });
     }
   }
 
@@ -109,23 +106,6 @@ class Head {
     std::int64_t key;
     std::int64_t keys;
   };
-
-  HWY_NOINLINE void RunStrip(std::int64_t rows, const Place& at) const {
-    switch (rows) {
-      case 1:
-        return Strip<1>(at);
-      case 2:
-        return Strip<2>(at);
-      case 3:
-        return Strip<3>(at);
-      case 4:
-        return Strip<4>(at);
-      case 5:
-        return Strip<5>(at);
-      default:
-        return Strip<6>(at);
-    }
-  }
 
   template <int kRows>
   HWY_NOINLINE void Strip(const Place& at) const {

@@ -271,6 +271,38 @@ HWY_INLINE void WithVectors(std::int64_t vectors, const Function& function) {
   }
 }
 
+/// Calls function(first, Constant<n>) for strips of n rows, at most `most` of them, which is at most kStripRows: as equal
+/// as can be, so that 50 rows in strips of 6 are 5 strips of 6 and 4 of 5.
+template <typename Function>
+HWY_INLINE void ForStrips(std::int64_t rows, std::int64_t most, const Function& function) {
+  const std::int64_t strips = (rows + most - 1) / most;
+  std::int64_t first = 0;
+  for (std::int64_t strip = 0; strip < strips; ++strip) {
+    const std::int64_t next = rows * (strip + 1) / strips;
+    static_assert(kStripRows == 6);
+    switch (next - first) {
+      case 1:
+        function(first, Constant<1>());
+        break;
+      case 2:
+        function(first, Constant<2>());
+        break;
+      case 3:
+        function(first, Constant<3>());
+        break;
+      case 4:
+        function(first, Constant<4>());
+        break;
+      case 5:
+        function(first, Constant<5>());
+        break;
+      default:
+        function(first, Constant<6>());
+    }
+    first = next;
+  }
+}
+
 }  // namespace mha::fused::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

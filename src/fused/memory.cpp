@@ -29,6 +29,9 @@ struct ProjectedMemory::State {
 
 ProjectedMemory::ProjectedMemory(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
+int64_t ProjectedMemory::batch() const {
+  return state_->keys.size(0);
+}
 Tensor ProjectedMemory::keys() const {
   return state_->keys.clone();
 }

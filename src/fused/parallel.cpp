@@ -29,9 +29,11 @@ int64_t itemsize(Element element) {
 void attend(const CoreArguments& arguments) {
   const auto scratch_bytes = core_scratch(arguments);
   const bool keeps_scratch = arguments.query_len <= few_query_rows;  // little; packed keys and values are not
-  const int64_t rows = std::min<int64_t>(arguments.query_len, 64);   // of a task
+  const int64_t tasks = core_tasks(arguments);
+  const int64_t all_rows = arguments.batch * arguments.num_heads * arguments.query_len;
   const int64_t task_bytes = 2 * arguments.key_len * arguments.d_k * itemsize(arguments.element);
-  at::parallel_for(0, core_tasks(arguments), grain(task_bytes, rows), [&](int64_t begin, int64_t end) {
+  const int64_t rows = all_rows / std::max<int64_t>(1, tasks);
+  at::parallel_for(0, tasks, grain(task_bytes, rows), [&](int64_t begin, int64_t end) {
     if (keeps_scratch) {
       const ThreadBuffer scratch(BufferUse::task, scratch_bytes);
       run_core(arguments, begin, end, scratch.data());

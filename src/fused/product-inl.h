@@ -76,34 +76,11 @@ class Product {
   }
 
   void Run(std::int64_t panel) const {
-    const std::int64_t rows_per_strip = kStripRows;
-    const std::int64_t strips = (a_.rows + rows_per_strip - 1) / rows_per_strip;
-    std::int64_t row = 0;
-    for (std::int64_t strip = 0; strip < strips; ++strip) {
-      const std::int64_t next = a_.rows * (strip + 1) / strips;  // as equal as can be
-      RunStrip(panel, row, next - row);
-      row = next;
-    }
+    ForStrips(a_.rows, kStripRows,
+              [&](std::int64_t first, auto count) HWY_ATTR { Strip<decltype(count)::value>(panel, first); });
   }
 
  private:
-  void RunStrip(std::int64_t panel, std::int64_t row, std::int64_t rows) const {
-    switch (rows) {
-      case 1:
-        return Strip<1>(panel, row);
-      case 2:
-        return Strip<2>(panel, row);
-      case 3:
-        return Strip<3>(panel, row);
-      case 4:
-        return Strip<4>(panel, row);
-      case 5:
-        return Strip<5>(panel, row);
-      default:
-        return Strip<6>(panel, row);
-    }
-  }
-
   template <int kRows>
   HWY_NOINLINE void Strip(std::int64_t panel, std::int64_t row) const {
     const std::int64_t begin = std::max(a_.first, panel * Panel());

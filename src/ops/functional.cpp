@@ -1,8 +1,7 @@
 // torch.ops.mha: attention as functions of tensors alone.
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <array>
-
+#include "attention/parameter_names.h"
 #include "mha/fused.h"
 #include "ops/classes.h"
 #include "ops/shapes.h"
@@ -23,26 +22,24 @@ Tensor scaled_dot_product_attention_shape(const Tensor& query, const Tensor& key
 
 /// The width of the lesson's eight tensors, which fit each other.
 int64_t checked_width(at::TensorList weights) {
-  static constexpr std::array<const char*, 8> names = {"W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias",
-                                                       "W_v.weight", "W_v.bias", "W_o.weight", "W_o.bias"};
-  TORCH_CHECK_VALUE(weights.size() == names.size(),
+  const auto name = [](size_t i) { return parameter_names.at(i).data(); };
+  TORCH_CHECK_VALUE(weights.size() == parameter_names.size(),
                     "weights: expected W_q.weight, W_q.bias, W_k.weight, ..., W_o.bias, found ",
                     weights.size(), " tensors");
   const auto& first = weights[0];
-  expect(first.dim() == 2, names[0], "shape (d_model, d_model)", first);
+  expect(first.dim() == 2, name(0), "shape (d_model, d_model)", first);
   const auto d_model = first.sym_size(0).guard_int(__FILE__, __LINE__);
   const auto width = std::to_string(d_model);
-  for (size_t i = 0; i < names.size(); ++i) {
+  for (size_t i = 0; i < parameter_names.size(); ++i) {
     const auto& tensor = weights[i];
-    check_inference(names.at(i), tensor);
+    check_inference(name(i), tensor);
     if (i % 2 == 0) {
-      expect(tensor.dim() == 2 && tensor.sym_size(0) == d_model && tensor.sym_size(1) == d_model, names.at(i),
+      expect(tensor.dim() == 2 && tensor.sym_size(0) == d_model && tensor.sym_size(1) == d_model, name(i),
              "shape (" + width + ", " + width + ")", tensor);
     } else {
-      expect(tensor.dim() == 1 && tensor.sym_size(0) == d_model, names.at(i), "shape (" + width + ",)",
-             tensor);
+      expect(tensor.dim() == 1 && tensor.sym_size(0) == d_model, name(i), "shape (" + width + ",)", tensor);
     }
-    check_dtype(names.at(i), tensor, first.scalar_type(), "that of W_q.weight");
+    check_dtype(name(i), tensor, first.scalar_type(), "that of W_q.weight");
   }
   return d_model;
 }

@@ -59,7 +59,7 @@ Tensor attend_memory_kernel(const MemoryPtr& self, const Tensor& query) {
 }
 
 Tensor attend_memory_shape(const MemoryPtr& self, const Tensor& query) {
-  check_input(expected(*self->fused), "query", query, self->memory.keys().size(0), "that of memory");
+  check_input(expected(*self->fused), "query", query, self->memory.batch(), "that of memory");
   return at::empty_symint(query.sym_sizes(), query.options());
 }
 

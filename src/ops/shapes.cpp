@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "fused/check_dtype.h"
 #include "support/dtype_text.h"
 
 namespace mha::ops {
@@ -119,11 +120,7 @@ void check_heads(const Tensor& query, const Tensor& key, const Tensor& value,
       expect(tensor.sym_size(dimension).sym_eq(query.sym_size(dimension)), name,
              "batch, num_heads and d_k of query, " + text(query.sym_sizes()), tensor);
     }
-    const auto dtype = tensor.scalar_type();
-    TORCH_CHECK_VALUE(dtype == torch::kFloat || dtype == torch::kBFloat16 || dtype == torch::kDouble ||
-                          dtype == torch::kHalf,
-                      name, ": expected dtype float32, bfloat16, float64 or float16, found ",
-                      dtype_text(dtype));
+    fused::check_dtype(name, tensor.scalar_type());
     check_dtype(name, tensor, query.scalar_type(), "that of query");
   }
   expect(value.sym_size(2).sym_eq(key.sym_size(2)), "value", "length " + text(key.sym_size(2)) + " (key_len)",
